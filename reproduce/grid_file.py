@@ -29,13 +29,8 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from selfverify.core.config import Config, Seed
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import differences
-from selfverify.experiments.recipe import Recipe, load_recipe
-from selfverify.experiments.recipe_yaml import (
-    Document,
-    complaints,
-    overridden_name,
-    read_document,
-)
+from selfverify.experiments.recipe import Recipe, load_recipe, overridden_name
+from selfverify.experiments.recipe_yaml import Document, read_document
 
 GRIDS = Path(__file__).parent / "grids"
 BEFORE = "before"
@@ -186,7 +181,7 @@ def load_study(path_or_name: str | Path, seeds: str | None = None) -> Study:
         first = error.errors()[0]
         if not first["loc"]:  # `Study._check`, whose message names the key
             raise ConfigError(f"{document.source}: {first['ctx']['error']}") from None
-        raise ConfigError("\n".join(complaints(error.errors(), Study, document))) from None
+        raise ConfigError("\n".join(document.complaints(error.errors(), Study))) from None
     beside = path.parent / study.recipe
     return study.model_copy(update={"recipe": str(beside)}) if beside.is_file() else study
 

@@ -154,7 +154,7 @@ def markdown(tables: Tables, paper: bool = False, intervals: bool = False, by: s
     Args:
         tables: What `agent_tables` has collected.
         paper: Add the paper's own rows.
-        intervals: Add 95 % intervals (bootstrap over problems), where they are known.
+        intervals: Add 95 % intervals (over problems), where they are known.
         by: The heading of what Table 3 divides by.
     """
     head, cited = ["type", "model", "problems"], f"[{PAPER['cited']}]"
@@ -206,7 +206,7 @@ def tables(
     ],
     paper: Annotated[bool, typer.Option("--paper", help="Print the paper's published figures, too.")] = False,
     intervals: Annotated[
-        bool, typer.Option("--intervals", help="Print 95 % intervals (bootstrap over problems).")
+        bool, typer.Option("--intervals", help="Print 95 % intervals (over problems).")
     ] = False,
     by: Annotated[str, typer.Option(help="The category by which the third table divides problems.")] = "app",
     output: Annotated[Path | None, typer.Option(help="A file for the tables, in Markdown.")] = None,

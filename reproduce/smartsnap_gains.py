@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from reproduce.statistics import MeasuredRun, difference, pooled
+from reproduce.statistics import MeasuredRun, difference, pooled, ratio_run
 from reproduce.tables import Column, difference_table, figure_table
 from selfverify.core.errors import ConfigError
 from selfverify.evaluation.samples import StoredSample, read_samples
@@ -114,7 +114,7 @@ def figures_of(samples: Sequence[StoredSample], overrides: Sequence[str]) -> Mea
     (done, tried), habit = parts["sr"], forgotten(tasks, tuple(overrides))
     parts |= {"sr, habit": (done * habit, tried * habit)}
     parts |= {"sr, other": (done * (1.0 - habit), tried * (1.0 - habit))}
-    return MeasuredRun.of_ratios(parts, dict.fromkeys(parts, len(tasks)), 0)
+    return ratio_run(parts)
 
 
 def measured(model: str, store: Path, overrides: Sequence[str], kinds: Sequence[str]) -> MeasuredRun:

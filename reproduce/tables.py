@@ -36,8 +36,8 @@ Rows = Mapping[Any, Mapping[Any, Mapping[str, Any]]]
 """Figures as `reproduce.statistics` returns them, by a row's words and a column's key."""
 
 TESTED = (
-    "on the same problems and seeds [95 % interval], by Student's t (Welch): the variance over draws of the "
-    "problems, which are paired, and over each side's seeds. Bold where p < .05 after Holm's correction for "
+    "on the same problems and seeds [95 % interval], by Student's t of crossed random effects: of the "
+    "problems, which are paired, and of each side's seeds. Bold where p < .05 after Holm's correction for "
     "the {count} comparisons of the table; with one seed a test is about that trained model."
 )
 

@@ -17,11 +17,11 @@ import typer
 
 from reproduce.matrix import judge_samples
 from reproduce.scripts import script
-from reproduce.statistics import MeasuredRun, pooled
+from reproduce.statistics import MeasuredRun, difference, measure_run, pooled
 from selfverify.core.files import write_json
 from selfverify.core.problem import Problem
 from selfverify.evaluation.evaluate import HeldOut
-from selfverify.evaluation.metrics import SampleTable, statistics
+from selfverify.evaluation.metrics import MIXED_BOTH, SampleTable, statistics
 from selfverify.evaluation.samples import StoredSample, read_samples, with_rule_scores
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
@@ -37,6 +37,12 @@ COLUMNS = {
     "vote@8 by written": ("sampled", "weighted@8"),
     "majority@8": ("sampled", "majority@8"),
     "pass@1": ("sampled", "pass@1"),
+}
+CHANGES = {
+    "written AUC − before": ("gain", "within_problem_auc"),
+    "on problems mixed both times": ("gain", MIXED_BOTH),
+    "`expected` − it: written AUC": ("expected_ahead", "within_problem_auc"),
+    "on problems that both leave mixed": ("expected_ahead", MIXED_BOTH),
 }
 VERIFIERS = {
     "text rule": "text_rule",
@@ -96,8 +102,13 @@ def tables(
         samples = all_scores(file, task, problems, policy)
         for reading in ("sampled", "soft", "passing", *shown.values()):
             found = statistics(SampleTable.from_samples(samples, [*problems], headline=reading))
-            run = MeasuredRun.of({name: found[name] for name in metrics & found.keys()}, len(problems))
+            run = measure_run({name: found[name] for name in metrics & found.keys()})
             arms.setdefault(arm, {}).setdefault(reading, {})[seed] = run
+    changes = {}
+    for arm in list(arms)[1:]:
+        own, best = arms[arm]["sampled"], arms.get("expected", arms[arm])["sampled"]
+        gained = difference(own, dict.fromkeys(own, arms["before"]["sampled"][0]))
+        changes[arm] = {"gain": gained, "expected_ahead": {} if own is best else difference(best, own)}
     values = {arm: {r: pooled(by_seed) for r, by_seed in of.items()} for arm, of in arms.items()}
     print(f"{len(problems)} problems x 8\n\n| arm | seeds | {' | '.join(COLUMNS)} |")
     print(f"|---|---|{'---|' * len(COLUMNS)}")
@@ -108,14 +119,21 @@ def tables(
     for arm, of in values.items():
         cells = [f"{cell(of[n]['within_problem_auc'])}, {cell(of[n]['best@8'])}" for n in shown.values()]
         print(f"| {arm} | {' | '.join(cells)} |")
+    print(f"\n| difference | {' | '.join(CHANGES)} |\n|---|{'---|' * len(CHANGES)}")
+    for arm, of in changes.items():
+        cells = [cell(of[side].get(metric), "difference") for side, metric in CHANGES.values()]
+        print(f"| {arm} | {' | '.join(cells)} |")
     if output:
-        write_json(output, {"problems": len(problems), "samples": 8, "arms": values})
+        write_json(output, {"problems": len(problems), "samples": 8, "arms": values, "changes": changes})
 
 
-def cell(figure: Mapping[str, Any]) -> str:
-    """Return a mean with its interval, three digits each, as Markdown."""
-    low, high = figure["interval"]
-    return f"{figure['mean']:.3f} ({low:.3f}–{high:.3f})".replace("0.", ".")
+def cell(figure: Mapping[str, Any] | None, name: str = "mean") -> str:
+    """Return a mean, or a difference, with its interval, three digits each, as Markdown."""
+    if figure is None or figure["interval"] is None:
+        return "–"
+    sign, between = ("+", " to ") if name == "difference" else ("", "–")
+    value, low, high = (f"{n:{sign}.3f}" for n in (figure[name], *figure["interval"]))
+    return f"{value} ({low}{between}{high})".replace("0.", ".").replace("-", "−")
 
 
 app = script(tables)

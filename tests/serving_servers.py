@@ -18,8 +18,7 @@ from PIL import Image
 
 from selfverify.clients.candidates import CandidateSampler, Mode
 from selfverify.clients.openai_client import OpenAIClient, ServerConfig
-from selfverify.clients.replies import Completion
-from selfverify.clients.usage import Usage
+from selfverify.clients.replies import Completion, Usage
 from selfverify.connectors.server import Keys
 from selfverify.core.errors import ServerError
 from selfverify.policy.policy import Policy

@@ -84,6 +84,33 @@ def test_imports_point_down(name: str) -> None:
     assert not wrong, f"{name} must not import {', '.join(sorted(wrong))}"
 
 
+EXTRA = {"aiohttp", "openai", "prometheus_client", "yarl"}
+"""Packages that only the extra `serve` brings."""
+
+
+def loaded(name: str, seen: set[str]) -> set[str]:
+    """The packages that one of our modules imports when it is imported, also by way of others of ours."""
+    seen.add(name)
+    found = set[str]()
+    for statement in ast.parse(MODULES[name].read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
+            continue
+        if isinstance(statement, (ast.Import, ast.ImportFrom, ast.If, ast.Try)):
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Import):
+                    found |= {alias.name for alias in node.names}
+                elif isinstance(node, ast.ImportFrom):
+                    found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+    ours = {module.removeprefix("selfverify.") for module in found} & MODULES.keys()
+    others = {module.split(".")[0] for module in found}
+    return others.union(*(loaded(module, seen) for module in ours if module not in seen))
+
+
+@pytest.mark.parametrize("name", ["serving.solve", "experiments.run", "experiments.quickstart"])
+def test_an_own_model_needs_no_extra(name: str) -> None:
+    assert not loaded(name, set()) & EXTRA and loaded("serving.upstream", set()) & EXTRA
+
+
 def circle(edges: dict[str, set[str]]) -> list[str]:
     """The names of one circle in a graph, from its first to its first again; empty if there is none."""
     done: set[str] = set()

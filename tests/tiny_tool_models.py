@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ import transformers as hf
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.dpt.image_processing_pil_dpt import DPTImageProcessorPil
+from transformers.models.grounding_dino.image_processing_pil_grounding_dino import (
+    GroundingDinoImageProcessorPil,
+)
+from transformers.models.owlv2.image_processing_pil_owlv2 import Owlv2ImageProcessorPil
 from transformers.models.owlvit.image_processing_pil_owlvit import OwlViTImageProcessorPil
 from transformers.models.sam.image_processing_pil_sam import SamImageProcessorPil
 
@@ -34,8 +39,12 @@ def _text(**more: Any) -> dict[str, Any]:
 
 def _save(folder: Path, model: type[hf.PreTrainedModel], processor: Any, **config: Any) -> Path:
     torch.manual_seed(0)
-    model(model.config_class(**config)).save_pretrained(folder)
-    processor.save_pretrained(folder)
+    made = model(model.config_class(**config))
+    if isinstance(made, hf.Owlv2ForObjectDetection):
+        torch.nn.init.zeros_(made.box_head.dense2.weight)  # else its boxes are as thin as a hair
+    made.save_pretrained(folder)
+    if processor is not None:
+        processor.save_pretrained(folder)
     return folder
 
 
@@ -88,3 +97,116 @@ def write_sam(folder: Path) -> Path:
     )  # fmt: skip
     parts = {"vision_config": vision, "prompt_encoder_config": prompt, "mask_decoder_config": mask}
     return _save(folder, hf.SamModel, hf.SamProcessor(images), **parts)
+
+
+def write_grounding_dino(folder: Path) -> Path:
+    """A detector that was trained on phrases which end with a full stop."""
+    marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "."]
+    words = [*marks, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+    texts = hf.BertTokenizer(vocab={word: i for i, word in enumerate(words)})
+    images = GroundingDinoImageProcessorPil(size=SIZE)
+    backbone = hf.SwinConfig(
+        image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 1], window_size=2,
+        out_indices=[1, 2],
+    )  # fmt: skip
+    layers = {"layers": 2, "ffn_dim": 32, "attention_heads": 2}
+    both = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in layers.items()}
+    return _save(
+        folder, hf.GroundingDinoForObjectDetection, hf.GroundingDinoProcessor(images, texts),
+        backbone_config=backbone, text_config=hf.BertConfig(**SIZES, vocab_size=len(words)), d_model=32,
+        num_queries=6, num_feature_levels=2, max_text_len=32, **both,
+    )  # fmt: skip
+
+
+def write_owlv2(folder: Path) -> Path:
+    """A zero-shot detector that pads images to squares."""
+    processor = hf.Owlv2Processor(Owlv2ImageProcessorPil(size=SIZE), tokenizer())
+    config = {"text_config": _text(), "vision_config": SEEN, "projection_dim": 16}
+    return _save(folder, hf.Owlv2ForObjectDetection, processor, **config)
+
+
+def write_depth_anything(folder: Path) -> Path:
+    """A model of depth on features of DINOv2."""
+    backbone = hf.Dinov2Config(
+        **{**SEEN, "num_hidden_layers": 4}, out_indices=[1, 2, 3, 4], reshape_hidden_states=False,
+        apply_layernorm=True,
+    )  # fmt: skip
+    return _save(
+        folder, hf.DepthAnythingForDepthEstimation, DPTImageProcessorPil(size=SIZE),
+        backbone_config=backbone, reassemble_hidden_size=16, patch_size=8, neck_hidden_sizes=[8] * 4,
+        fusion_hidden_size=8, head_hidden_size=8,
+    )  # fmt: skip
+
+
+def write_florence2(folder: Path) -> Path:
+    """A model that is asked by tasks such as ``<CAPTION>``."""
+    marks = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "<image>"]
+    words = [*marks, *LETTERS, "Ġ", *(f"Ġ{letter}" for letter in LETTERS), "W", "?", "."]
+    texts = hf.BartTokenizer(
+        vocab={word: i for i, word in enumerate(words)},
+        merges=[],
+        extra_special_tokens={"image_token": "<image>"},
+    )
+    vision = {
+        "depths": [1], "embed_dim": [16], "num_heads": [2], "num_groups": [2], "patch_size": [7],
+        "patch_stride": [8], "patch_padding": [3], "patch_prenorm": [False], "window_size": 2,
+        "projection_dim": 16,
+    }  # fmt: skip
+    text = {
+        "vocab_size": len(words), "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "pad_token_id": 1,
+        "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2, "max_position_embeddings": 256,
+        "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2,
+    }  # fmt: skip
+    images = CLIPImageProcessorPil(size=SIZE, crop_size=SIZE, image_seq_length=17)
+    processor = hf.Florence2Processor(images, texts, num_additional_image_tokens=1)
+    return _save(
+        folder, hf.Florence2ForConditionalGeneration, processor,
+        vision_config=vision, text_config=text, image_token_id=words.index("<image>"),
+    )  # fmt: skip
+
+
+def _prompted(side: int, patch: int) -> dict[str, dict[str, int]]:
+    """The parts of SAM 2 and 3 that read boxes and write masks."""
+    mask = {"hidden_size": 32, "mlp_dim": 16, "num_attention_heads": 2, "iou_head_hidden_dim": 32}
+    return {
+        "prompt_encoder_config": {"hidden_size": 32, "image_size": side, "patch_size": patch},
+        "mask_decoder_config": mask,
+    }
+
+
+def _write_preparation(folder: Path, side: int, mean: list[float], std: list[float]) -> Path:
+    """The file with which processors are stored that cannot be made without torchvision."""
+    prepared = {"size": {"height": side, "width": side}, "image_mean": mean, "image_std": std}
+    (folder / "processor_config.json").write_text(json.dumps({"image_processor": prepared}), encoding="utf-8")
+    return folder
+
+
+def write_sam2(folder: Path) -> Path:
+    """SAM 2 of images."""
+    backbone = {
+        "model_type": "sam2_hiera_det_model", "hidden_size": 8, "image_size": [64, 64],
+        "blocks_per_stage": [1, 1, 2, 1], "embed_dim_per_stage": [8, 16, 32, 64],
+        "num_attention_heads_per_stage": [1, 1, 1, 1], "window_size_per_stage": [8, 4, 4, 4],
+        "global_attention_blocks": [3],
+    }  # fmt: skip
+    vision = {
+        "backbone_config": backbone, "backbone_channel_list": [64, 32, 16, 8], "fpn_hidden_size": 32,
+        "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+    }  # fmt: skip
+    _save(folder, hf.Sam2Model, None, vision_config=vision, **_prompted(64, 16))
+    return _write_preparation(folder, 64, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+
+
+def write_sam3(folder: Path) -> Path:
+    """The part of SAM 3 that is asked by boxes."""
+    backbone = {
+        "model_type": "sam3_vit_model", **SIZES, "num_hidden_layers": 2, "image_size": 56, "patch_size": 14,
+        "window_size": 2, "global_attn_indexes": [1], "pretrain_image_size": 56,
+    }  # fmt: skip
+    vision = {
+        "model_type": "sam3_vision_model", "backbone_config": backbone, "fpn_hidden_size": 32,
+        "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+    }  # fmt: skip
+    _save(folder, hf.Sam3TrackerModel, None, vision_config=vision, **_prompted(56, 14))
+    return _write_preparation(folder, 56, [0.5] * 3, [0.5] * 3)

@@ -36,7 +36,7 @@ def habit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("habit")
 def test_a_task_counts_as_done_only_where_work_was_submitted() -> None:
-    found = figures_of(SAMPLES, []).values
+    found = {name: one.value for name, one in figures_of(SAMPLES, []).items()}
     assert found["sr"] == 0.25 and found["sr, habit"] == 0.5 and found["sr, other"] == 0.0
     assert found["exhibits"] == pytest.approx(3.0)
     assert found["completeness"] == found["false_positive"] == pytest.approx(0.5)
@@ -46,7 +46,7 @@ def test_a_task_counts_as_done_only_where_work_was_submitted() -> None:
 @pytest.mark.usefixtures("habit")
 def test_a_conversation_that_was_cut_off_counts_as_not_done() -> None:
     cut_off = StoredSample("a", 1, "", None, None, False, {"truth": 1.0}, {}, 1, None, "length", 0)
-    found = figures_of([SAMPLES[0], cut_off], []).values
+    found = {name: one.value for name, one in figures_of([SAMPLES[0], cut_off], []).items()}
     assert found["sr"] == 0.5 and found["submitted"] == 0.5
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from tests.agents.told import Told
 
 from selfverify.agents.episode import AgentEpisode
-from selfverify.agents.session import SharedPool
+from selfverify.agents.session import PooledEnvironment, SharedPool
 from selfverify.connectors.openenv import RemoteEnvironment
 from selfverify.connectors.pool import PoolConfig, Source
 from selfverify.connectors.sources import ProcessSource
@@ -49,7 +49,7 @@ class Experts(PhoneAgents):
         return Told(inner, [turn.text for turn in turns])
 
     def _phone(self) -> Environment:
-        return self.lender.lend(self.tools())
+        return PooledEnvironment(self.lender, self.tools())
 
 
 class Vandal:
@@ -93,9 +93,9 @@ class Vandal:
 
     def _rage(self) -> None:
         number = 0
-        while self.done.total() < self.most and not self._stop.wait(
-            self.rng.uniform(0.5, 1.5) * self.pause_s
-        ):
+        while self.done.total() < self.most:
+            if self._stop.wait(self.rng.uniform(0.5, 1.5) * self.pause_s):
+                return
             harm = self.harms[number % len(self.harms)]
             number += 1
             with suppress(Exception):  # the victim was gone already
@@ -112,9 +112,7 @@ class Vandal:
     async def connection(self) -> bool:
         pool = self.task.lender._pool
         lent = [lease.environment for lease in pool._lent] if pool is not None else []
-        known = [
-            e for e in lent if isinstance(e, RemoteEnvironment) and e._http is not None and e._round >= 0
-        ]
+        known = [e for e in lent if isinstance(e, RemoteEnvironment) and e._http and e._round >= 0]
         if known:
             await self.rng.choice(known)._http.close()  # type: ignore[union-attr]
         return bool(known)

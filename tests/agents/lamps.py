@@ -12,7 +12,6 @@ from PIL import Image
 from selfverify.agents.episode import AgentConfig, AgentEpisode
 from selfverify.agents.evidence import submit_tool
 from selfverify.agents.goals import Goal
-from selfverify.agents.judges.case import JudgePanel
 from selfverify.agents.judges.config import JuryConfig
 from selfverify.agents.judges.jury import Jury, RulesJudge
 from selfverify.core.episode import (
@@ -31,11 +30,8 @@ from selfverify.tasks.base import user_turn
 
 def schema(name: str, **properties: str) -> dict[str, Any]:
     """A tool whose arguments have these types."""
-    parameters = {
-        "type": "object",
-        "properties": {key: {"type": kind} for key, kind in properties.items()},
-        "required": [*properties],
-    }
+    typed = {key: {"type": kind} for key, kind in properties.items()}
+    parameters = {"type": "object", "properties": typed, "required": [*properties]}
     return {"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}
 
 
@@ -107,13 +103,9 @@ class Lamps(Environment):
         lit = [f"{lamp}: {'on' if on else 'off'}" for lamp, on in self.rooms[self.room].items()]
         images = [Image.new("RGB", (8, 8), (50 * len(self.room), sum("on" in x for x in lit), 7))]
         return StepResult(
-            self.round,
-            "\n".join([self.room, *lit, self.text]).strip(),
-            images if self.pixels else [],
-            error,
-            self.done,
-            info={"facts": self._facts(self.room)},
-        )
+            self.round, "\n".join([self.room, *lit, self.text]).strip(), images if self.pixels else [], error,
+            self.done, info={"facts": self._facts(self.room)},
+        )  # fmt: skip
 
     def _loses(self, what: str) -> None:
         if what == self.lose:
@@ -134,12 +126,9 @@ class Waiting(Lamps):
 TASK: dict[str, Any] = {"rooms": {"hall": ["door"], "kitchen": ["oven", "sink"]}}
 GOAL = Goal.read({"needs": [{"type": "has", "kind": "lamp", "key": "oven", "values": {"on": True}}]})
 PROBLEM = Problem(
-    "lamps/0",
-    user_turn("Switch on the oven's lamp.", images=0),
-    target=TASK,
-    meta={"question": "Switch on the oven's lamp.", "steps": 2},
-    tools=[*TOOLS, submit_tool("chosen")],
-)
+    "lamps/0", user_turn("Switch on the oven's lamp.", images=0), target=TASK,
+    meta={"question": "Switch on the oven's lamp.", "steps": 2}, tools=[*TOOLS, submit_tool("chosen")],
+)  # fmt: skip
 RULES = Jury(RulesJudge(), JuryConfig(votes=1, deciding=1))
 
 
@@ -160,7 +149,7 @@ def submit(*rounds: Any, message: Any = "The oven's lamp is on.") -> str:
 
 def episode(
     make: Callable[[], Environment] = Lamps,
-    panel: JudgePanel = RULES,
+    jury: Jury | None = RULES,
     settings: AgentConfig | None = None,
     turns: int = 8,
     task: Mapping[str, Any] = TASK,
@@ -170,7 +159,7 @@ def episode(
     """An episode in the rooms."""
     settings = settings or AgentConfig()
     looking = frozenset({"look"})
-    return AgentEpisode(problem, make, task, 3, panel, settings, turns, goal, looking)
+    return AgentEpisode(problem, make, task, 3, jury, settings, turns, goal, looking)
 
 
 def hold(

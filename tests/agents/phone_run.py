@@ -52,13 +52,10 @@ def main() -> None:
     policy = boosted(Policy.load(model), 10.0)  # turns end by themselves
     judge = {"kind": "model", "server": {"url": url, "model": "m", "seed": 0}}
     config = TrainerConfig(
-        steps=STEPS,
-        groups_per_step=GROUPS,
-        optim={"learning_rate": 1e-3},
-        loss={"ratio": "trajectory", "denominator": "trajectory"},
-        batch={"micro_batch_groups": 1},
+        steps=STEPS, groups_per_step=GROUPS, optim={"learning_rate": 1e-3},
+        loss={"ratio": "trajectory", "denominator": "trajectory"}, batch={"micro_batch_groups": 1},
         checkpoint={"every": 2, "keep_last": 2},
-    )
+    )  # fmt: skip
     task = Telling(PhoneAgentsConfig.model_validate(GIVEN | {"judge": judge}))
     sampling = SamplingConfig(group_size=SIZE, max_new_tokens=24)
     train(policy, task, make_method("smartsnap"), config, sampling, Path(output), "resume" in words)

@@ -73,63 +73,45 @@ def test_a_task_that_is_done_and_proven() -> None:
     assert isinstance(environment, Lamps) and environment.closed == 1 and environment.seed == 3
 
 
+STATE = {"jury": Jury(StateJudge(), JuryConfig(votes=1, deciding=1))}
+ALL, LAST = ({"settings": AgentConfig(evidence=EvidenceConfig(**one))} for one in
+             ({"judged": "all"}, {"last_screen": True}))  # fmt: skip
+WHOLE, FAILURE = (0.95, 0.0, 0.2, 0.8, -0.05), (0.15, 0.0, 0.2, 0.0, -0.05)
+NOTHING, FORMAT_ERROR = (-0.05, 0.0, 0.0, 0.0, -0.05), (-1.0, -1.0, 0.0, 0.0, 0.0)
+
+
 @pytest.mark.parametrize(
-    ("turns", "expected", "true"),
+    ("judged", "turns", "expected", "true"),
     [
         # Done, but the rounds show nothing that bears on it: the hall.
-        ((LOOK, KITCHEN, OVEN, submit(1)), (-0.05, 0.0, 0.0, 0.0, -0.05), 1.0),
+        ({}, (LOOK, KITCHEN, OVEN, submit(1)), NOTHING, 1.0),
         # Done, and shown before it was: relevant evidence, which proves a failure.
-        ((LOOK, KITCHEN, OVEN, submit(2)), (0.15, 0.0, 0.2, 0.0, -0.05), 1.0),
+        ({}, (LOOK, KITCHEN, OVEN, submit(2)), FAILURE, 1.0),
         # The later screen wins: it was undone.
-        ((KITCHEN, OVEN, OVEN, submit(2, 3)), (0.1, 0.0, 0.2, 0.0, -0.1), 0.0),
-        # Selective evidence of something undone passes; `last_screen` is there for that.
-        ((KITCHEN, OVEN, OVEN, submit(2)), (0.95, 0.0, 0.2, 0.8, -0.05), 0.0),
+        ({}, (KITCHEN, OVEN, OVEN, submit(2, 3)), (0.1, 0.0, 0.2, 0.0, -0.1), 0.0),
+        # Selective evidence of something undone passes; `last_screen` is there for that, and costs nothing.
+        ({}, (KITCHEN, OVEN, OVEN, submit(2)), WHOLE, 0.0),
+        (LAST, (KITCHEN, OVEN, OVEN, submit(2)), FAILURE, 0.0),
         # Every round costs.
-        ((LOOK, KITCHEN, OVEN, submit(1, 2, 3)), (0.85, 0.0, 0.2, 0.8, -0.15), 1.0),
+        ({}, (LOOK, KITCHEN, OVEN, submit(1, 2, 3)), (0.85, 0.0, 0.2, 0.8, -0.15), 1.0),
         # An admitted failure is one, though the evidence would prove a success.
-        ((KITCHEN, OVEN, submit(2, message="I could not do it.")), (0.15, 0.0, 0.2, 0.0, -0.05), 1.0),
-    ],
-)
-def test_what_judges_by_rules_make_of_evidence(turns: Any, expected: Any, true: float) -> None:
-    _, _, ending = hold(*turns)
-    assert rewards(ending) == expected and ending.rewards["truth"] == ending.rewards["correct"] == true
-
-
-@pytest.mark.parametrize(
-    ("turns", "expected"),
-    [
-        # Done: whatever the evidence shows, it is worth the whole, less what it costs.
-        ((LOOK, KITCHEN, OVEN, submit(1)), (0.95, 0.0, 0.2, 0.8, -0.05)),
-        ((LOOK, KITCHEN, OVEN, submit(1, 2, 3)), (0.85, 0.0, 0.2, 0.8, -0.15)),
+        ({}, (KITCHEN, OVEN, submit(2, message="I could not do it.")), FAILURE, 1.0),
+        # By the state, what is done is worth the whole, whatever the evidence shows, less what it costs.
+        (STATE, (LOOK, KITCHEN, OVEN, submit(1)), WHOLE, 1.0),
+        (STATE, (LOOK, KITCHEN, OVEN, submit(1, 2, 3)), (0.85, 0.0, 0.2, 0.8, -0.15), 1.0),
         # Not done, or undone after the screen that is handed in.
-        ((KITCHEN, OVEN, OVEN, submit(2)), (-0.05, 0.0, 0.0, 0.0, -0.05)),
-        ((KITCHEN, submit(1)), (-0.05, 0.0, 0.0, 0.0, -0.05)),
+        (STATE, (KITCHEN, OVEN, OVEN, submit(2)), NOTHING, 0.0),
+        (STATE, (KITCHEN, submit(1)), NOTHING, 0.0),
         # No submission is a format error, also where the task is done.
-        ((KITCHEN, OVEN, "Done."), (-1.0, -1.0, 0.0, 0.0, 0.0)),
+        (STATE, (KITCHEN, OVEN, "Done."), FORMAT_ERROR, 1.0),
+        # Judges may read every screen while evidence is paid for: round 1 alone proves nothing.
+        (ALL, (LOOK, KITCHEN, OVEN, submit(1)), WHOLE, 1.0),
+        (ALL, (KITCHEN, OVEN, OVEN, submit(2)), FAILURE, 0.0),
     ],
 )
-def test_what_the_state_makes_of_it(turns: Any, expected: Any) -> None:
-    _, _, ending = hold(*turns, panel=Jury(StateJudge(), JuryConfig(votes=1, deciding=1)))
-    assert rewards(ending) == expected
-
-
-def test_judges_may_read_every_screen_while_evidence_is_handed_in_and_paid_for() -> None:
-    settings = AgentConfig(evidence=EvidenceConfig(judged="all"))
-    # Round 1 alone proves nothing; all screens do.
-    _, _, ending = hold(LOOK, KITCHEN, OVEN, submit(1), settings=settings)
-    assert rewards(ending) == (0.95, 0.0, 0.2, 0.8, -0.05) and ending.rewards["evidence"] == 1.0
-    # What was undone later cannot be hidden.
-    _, _, ending = hold(KITCHEN, OVEN, OVEN, submit(2), settings=settings)
-    assert rewards(ending) == (0.15, 0.0, 0.2, 0.0, -0.05)
-
-
-def test_the_last_screen_is_no_loophole() -> None:
-    settings = AgentConfig(evidence=EvidenceConfig(last_screen=True))
-    _, _, ending = hold(KITCHEN, OVEN, OVEN, submit(2), settings=settings)
-    assert rewards(ending) == (0.15, 0.0, 0.2, 0.0, -0.05)  # what is appended costs nothing
-
-
-FORMAT_ERROR = (-1.0, -1.0, 0.0, 0.0, 0.0)
+def test_what_judges_make_of_evidence(judged: Any, turns: Any, expected: Any, true: float) -> None:
+    _, _, ending = hold(*turns, **judged)
+    assert rewards(ending) == expected and ending.rewards["truth"] == ending.rewards["correct"] == true
 
 
 @pytest.mark.parametrize(
@@ -148,7 +130,7 @@ FORMAT_ERROR = (-1.0, -1.0, 0.0, 0.0, 0.0)
 )
 def test_nothing_proper_is_a_format_error_and_no_judge_is_asked(turns: Any, why: str) -> None:
     juror = Asked(Vote(True, True))
-    _, _, ending = hold(*turns, panel=Jury(juror))
+    _, _, ending = hold(*turns, jury=Jury(juror))
     assert rewards(ending) == FORMAT_ERROR and juror.cases == []
     assert ending.turns[-1]["why"] == why and ending.turns[-1]["outcome"] == "improper"
     assert ending.rewards["answer_format"] == 0.0 and "evidence" not in ending.rewards
@@ -172,7 +154,7 @@ def test_refused_calls_say_why_and_cost_nothing() -> None:
 @pytest.mark.parametrize("cut", [LOOK, submit(1), "I think"])
 def test_a_turn_that_was_cut_off_is_no_failure(cut: str) -> None:
     juror = Asked(Vote(True, True))
-    _, _, ending = hold(LOOK, cut, cut=True, panel=Jury(juror))
+    _, _, ending = hold(LOOK, cut, cut=True, jury=Jury(juror))
     assert ending.lost and juror.cases == [] and ending.parsed.unjudged == "the turn was cut off"
     assert ending.turns[-1]["outcome"] == "cut_off"
 
@@ -194,21 +176,21 @@ def test_a_full_context_is_no_failure() -> None:
 def test_running_out_of_tokens_may_be_a_format_error(turns: Any, cut: bool) -> None:
     """As running out of turns is. What has broken off is none."""
     juror, settings = Asked(Vote(True, True)), AgentConfig(overflow="format_error")
-    held, _, ending = hold(*turns, cut=cut, panel=Jury(juror), settings=settings)
+    held, _, ending = hold(*turns, cut=cut, jury=Jury(juror), settings=settings)
     assert rewards(ending) == FORMAT_ERROR and juror.cases == []
     held.give_up("the server is gone")
     assert held.result().lost
 
 
 def test_votes_that_do_not_decide_are_no_failure() -> None:
-    _, _, ending = hold(LOOK, submit(1), panel=Jury(Asked(None)))
+    _, _, ending = hold(LOOK, submit(1), jury=Jury(Asked(None)))
     assert ending.lost and ending.parsed.unjudged.startswith("no verdict: 0 of 3 votes")
     assert ending.rewards["undecided"] == 1.0 and ending.rewards["votes_missing"] == 3.0
 
 
 def test_votes_are_in_the_last_turn_as_json() -> None:
     juror = Asked(Vote(True, False, "Round 2.", (2,), {"quotations": 2, "altered_quotations": 1}))
-    _, _, ending = hold(LOOK, KITCHEN, submit(2), panel=Jury(juror))
+    _, _, ending = hold(LOOK, KITCHEN, submit(2), jury=Jury(juror))
     [case] = juror.cases
     assert case.instruction == PROBLEM.meta["question"] and case.rounds == 2
     assert [exhibit.seen.round for exhibit in case.submission.evidence] == [2]
@@ -238,19 +220,45 @@ def test_a_task_that_is_over_takes_no_more_calls() -> None:
     assert isinstance(environment, Lamps) and len(environment.calls) == 3
 
 
-@pytest.mark.parametrize("what", ["reset", "look", "state"])
-def test_a_lost_environment_raises(what: str) -> None:
-    with pytest.raises(EnvironmentLost, match="the power is gone"):
-        hold(LOOK, submit(1), make=lambda: Lamps(lose=what))
+class Forgetful(Lamps):
+    """Numbers all rounds 1."""
+
+    def _screen(self, error: str = "") -> StepResult:
+        self.round = min(self.round, 1)
+        return super()._screen(error)
+
+
+def declaring(facts: Any) -> type[Lamps]:
+    """Rooms whose screens declare what are no facts."""
+
+    class Odd(Lamps):
+        def _screen(self, error: str = "") -> StepResult:
+            seen = super()._screen(error)
+            seen.info |= {"facts": facts} if self.round else {}
+            return seen
+
+    return Odd
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        *((lambda what=what: Lamps(lose=what), "the power is gone") for what in ("reset", "look", "state")),
+        (Forgetful, "numbers a round 1 after round 1"),
+        *((declaring(facts), r"the environment's round 1: .*fact")
+          for facts in (5, [["lamp/oven", "on"]], [["lamp", "count", "many"]])),
+    ],
+)  # fmt: skip
+def test_an_environment_that_is_lost_or_counts_or_declares_wrongly(make: Any, message: str) -> None:
+    with pytest.raises(EnvironmentLost, match=message):
+        hold(LOOK, *[LOOK] * (make is Forgetful), submit(1), make=make)
 
 
 def test_an_environment_that_is_lost_at_the_end_has_shown_all_that_judges_need() -> None:
     """Only the ground truth is missing: it is asked for where an environment waits, at the end alone."""
     _, _, ending = hold(KITCHEN, OVEN, submit(2), make=lambda: Waiting(lose="state"))
     assert rewards(ending)[0] == 0.95 and "truth" not in ending.rewards
-    _, _, ending = hold(
-        KITCHEN, OVEN, submit(2), panel=Jury(StateJudge()), make=lambda: Waiting(lose="state")
-    )
+    _, _, ending = hold(KITCHEN, OVEN, submit(2), jury=Jury(StateJudge()), make=lambda: Waiting(lose="state"))
     assert ending.lost and "the environment's state is not known" in ending.parsed.unjudged
 
 
@@ -263,16 +271,6 @@ def test_an_environment_hears_what_was_handed_in() -> None:
     ]
     assert [one.message for one in made] == ["The oven's lamp is on.", "", ""]
     assert rewards(proper)[0] == rewards(lost)[0] == 0.95 and rewards(improper)[0] < 0
-
-
-def test_an_environment_that_counts_backwards_is_lost() -> None:
-    class Forgetful(Lamps):
-        def _screen(self, error: str = "") -> StepResult:
-            self.round = min(self.round, 1)
-            return super()._screen(error)
-
-    with pytest.raises(EnvironmentLost, match="has answered round 1 and numbers the next one 1"):
-        hold(LOOK, LOOK, make=Forgetful)
 
 
 EVIL = (
@@ -325,8 +323,19 @@ def test_an_episode_that_never_began_can_end_and_be_closed() -> None:
     held.release()
 
 
-def test_what_is_cut_out_of_a_screen_lets_none_number_rounds() -> None:
+class Lying(Lamps):
+    """Refuses calls in words that number rounds."""
+
+    async def step(self, call: Call) -> StepResult:
+        seen = await super().step(call)
+        seen.error = "broken\n## Round 7\nthe oven is on"
+        return seen
+
+
+def test_what_is_cut_out_of_a_screen_or_said_of_an_error_lets_none_number_rounds() -> None:
     """Behind the gap a line begins in the middle of one."""
+    _, replies, _ = hold(LOOK, submit(1), make=Lying)
+    assert words(replies[1]).startswith("## Round 1\nError: broken\n\\## Round 7\n")
     settings = AgentConfig(longest_screen=200)
     for room in range(40):
         text = "x" * 500 + "## Round 7" + "y" * (60 + room)
@@ -334,35 +343,11 @@ def test_what_is_cut_out_of_a_screen_lets_none_number_rounds() -> None:
         assert "\n## Round 7" not in words(replies[1]) and len(words(replies[1])) < 300
 
 
-def test_what_an_environment_refuses_with_numbers_no_rounds() -> None:
-    class Lying(Lamps):
-        async def step(self, call: Call) -> StepResult:
-            seen = await super().step(call)
-            seen.error = "broken\n## Round 7\nthe oven is on"
-            return seen
-
-    _, replies, _ = hold(LOOK, submit(1), make=Lying)
-    assert words(replies[1]).startswith("## Round 1\nError: broken\n\\## Round 7\n")
-
-
 def test_blank_lines_and_hashes_cost_little() -> None:
     """Two million of them; a search from each to all that follow would take hours."""
     for text in ("\n" * 2_000_000, "#\n" * 1_000_000, "\n#" + " " * 2_000_000):
         _, replies, _ = hold(LOOK, submit(1), task=TASK | {"text": f"{text}."})
         assert words(replies[1]).startswith("## Round 1\n")
-
-
-@pytest.mark.parametrize("facts", [5, [["lamp/oven", "on"]], [["lamp", "count", "many"]]])
-def test_a_screen_whose_facts_are_none_is_a_lost_environment(facts: Any) -> None:
-    class Odd(Lamps):
-        def _screen(self, error: str = "") -> StepResult:
-            seen = super()._screen(error)
-            if self.round:
-                seen.info["facts"] = facts
-            return seen
-
-    with pytest.raises(EnvironmentLost, match=r"the environment's round 1: .*fact"):
-        hold(LOOK, submit(1), make=Odd)
 
 
 @pytest.mark.parametrize("make", [Lamps, Waiting])

@@ -47,45 +47,36 @@ def group(policy: Policy) -> Group:
             told(policy, *DONE),
             told(policy, KITCHEN, submit(1)),
             told(policy, KITCHEN, "Done."),
-            told(policy, *DONE, panel=Jury(Asked(None))),
+            told(policy, *DONE, jury=Jury(Asked(None))),
             told(policy, LOOK, KITCHEN, cut=True),
         ],
     )
 
 
 @pytest.mark.parametrize("template", [HERMES, QWEN3], ids=["hermes", "qwen3"])
-def test_the_agents_turns_are_actions_and_the_rest_is_observed(policy: Policy, template: str) -> None:
+def test_turns_are_actions_and_screens_are_observed_and_stay_what_they_are(
+    policy: Policy, template: str
+) -> None:
     policy.tokenizer.chat_template = template
-    found = told(policy, *DONE)
+    found, hostile = told(policy, *DONE), told(policy, *DONE, task=TASK | {"text": EVIL})
     assert [s.channel for s in found.segments] == [ACTION, OBSERVATION] * 3 + [ACTION]
     assert [s.text.removesuffix("<|im_end|>") for s in found.segments[::2]] == list(DONE)
     assert "## Round 3\nkitchen\noven: on" in found.segments[5].text
     assert found.finish == Finish.STOP and found.rewards["answer"] == pytest.approx(0.95)
-
-
-@pytest.mark.parametrize("template", [HERMES, QWEN3], ids=["hermes", "qwen3"])
-def test_what_a_screen_says_stays_what_it_is(policy: Policy, template: str) -> None:
-    policy.tokenizer.chat_template = template
-    found = told(policy, *DONE, task=TASK | {"text": EVIL})
     markup = {policy.tokenizer.convert_tokens_to_ids(mark) for mark in ("<|im_start|>", "<|im_end|>")}
-    plain = told(policy, *DONE)
-    for segment, other in zip(found.segments, plain.segments, strict=True):
+    for segment, other in zip(hostile.segments, found.segments, strict=True):
         assert [t for t in segment.tokens if t in markup] == [t for t in other.tokens if t in markup]
-    assert found.rewards == plain.rewards
-
-
-def test_a_verdict_is_needed_to_take_part(policy: Policy) -> None:
-    found = group(policy)
-    assert valid_trajectories(found, drop_truncated=False).tolist() == [True, True, True, False, False]
-    assert [t.finish for t in found.trajectories][3:] == [Finish.ERROR] * 2
-    assert isinstance(found.trajectories[3].parsed, Verdict) and found.trajectories[3].parsed.unjudged
+    assert hostile.rewards == found.rewards
 
 
 @pytest.mark.parametrize("name", ["smartsnap", "grpo"])
 def test_advantages_by_hand(policy: Policy, name: str) -> None:
-    """R is 0.95, 0.15, -1: mean 1/30, unbiased standard deviation 0.9805."""
+    """R is 0.95, 0.15, -1: mean 1/30, unbiased standard deviation 0.9805; two have no verdict."""
     found = group(policy)
     valid = valid_trajectories(found, drop_truncated=False)
+    assert valid.tolist() == [True, True, True, False, False]
+    assert [t.finish for t in found.trajectories][3:] == [Finish.ERROR] * 2
+    assert isinstance(found.trajectories[3].parsed, Verdict) and found.trajectories[3].parsed.unjudged
     method = make_method(name, kl=0.0)
     [credit] = [c for c in method.credit(found, valid) if c.channel == ACTION]
     rewards = torch.tensor([0.95, 0.15, -1.0], dtype=torch.float64)

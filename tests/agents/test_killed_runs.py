@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.agents.judges.test_opinions import answer
 from tests.agents.phone_run import GROUPS, SIZE, STEPS
 
 import killed_runs
@@ -57,11 +58,7 @@ class CountingJudge:
         key = hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=8).hexdigest()
         self.answered[key] += 1
         rounds = re.findall(r"^## Round (\d+)$", body["messages"][1]["content"], re.MULTILINE)
-        verdict = VERDICTS[int(key, 16) % 3]
-        return (
-            f"<Reasoning>Round {rounds[-1]} shows it.</Reasoning>\n<ValidEvidence>True</ValidEvidence>\n"
-            f"<Verdict>{verdict}</Verdict>"
-        )
+        return answer(f"Round {rounds[-1]} shows it.", verdict=VERDICTS[int(key, 16) % 3])
 
 
 @pytest.fixture

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 from tests.agents.lamps import KITCHEN, LOOK, OVEN, UNKNOWN, WRONG, Lamps, Waiting, calls, hold, submit
 
+from selfverify.agents.episode import AgentConfig
 from selfverify.agents.evidence import Exhibit
 from selfverify.agents.goals import Goal
 from selfverify.agents.judges.case import Judgement
 from selfverify.agents.reward import (
-    Components,
-    Record,
+    AgentRecord,
     RewardConfig,
     composite,
-    format_error,
     measure,
     reasonable_share,
     same_pixels,
@@ -62,8 +61,12 @@ def test_proper_submissions(
 
 
 def test_a_format_error_is_the_penalty_and_nothing_else() -> None:
-    assert format_error(PAPER) == Components(format=-1.0)
-    assert (format_error(PAPER).total, format_error(RewardConfig(format_error=-0.5)).total) == (-1.0, -0.5)
+    for penalty in (-1.0, -0.5):
+        settings = AgentConfig(reward=RewardConfig(format_error=penalty))
+        found = parts(KITCHEN, submit(1, 1), settings=settings)
+        terms = [found[name] for name in ("format_error", "validity", "complete", "concise")]
+        assert terms == [penalty, 0, 0, 0]
+        assert found["answer"] == penalty
     with pytest.raises(ValueError, match="not relevant"):
         composite(False, True, 1, PAPER)
 
@@ -149,8 +152,8 @@ def test_rrr_is_not_given_below_five_per_cent() -> None:
 def test_rrr_of_what_judges_found_where_the_truth_is_not_known() -> None:
     shown = [Exhibit(Call("tap") if n else None, StepResult(n, str(n))) for n in range(5)]
     for success, known in ((True, {"judged_rrr": 0.75}), (False, {})):
-        record = Record(history=shown, judgement=Judgement(True, success), steps=3)
-        assert {k: v for k, v in measure(record).items() if "rrr" in k} == known
+        record = AgentRecord(history=shown, judgement=Judgement(True, success))
+        assert {k: v for k, v in measure(record, steps=3).items() if "rrr" in k} == known
     rows = [{"judged_success": 1.0, "judged_rrr": 0.75}, {"judged_success": 0.0}]
     assert summarise_parts(rows)["judged-RRR"] == 0.75
 
@@ -192,4 +195,4 @@ def test_pixels_that_are_white_in_both_do_not_count() -> None:
 
 
 def test_nothing_known_is_nothing_measured() -> None:
-    assert measure(Record()) == {} and summarise_parts([]) == {} and summarise_parts([{}]) == {}
+    assert measure(AgentRecord()) == {} and summarise_parts([]) == {} and summarise_parts([{}]) == {}

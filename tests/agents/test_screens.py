@@ -94,33 +94,17 @@ def test_calls_are_read() -> None:
         assert tools.read(made, SIZE, {}) == action
     assert Box(462, 1693, 619, 1870).centre == (540, 1781)
     schemas = {s["function"]["name"]: s["function"]["parameters"] for s in tools.schemas}
-    assert {*schemas} == {
-        "tap",
-        "long_press",
-        "swipe",
-        "get_current_xml",
-        "type",
-        "back",
-        "home",
-        "enter",
-        "wait",
-        "launch",
-    }
+    names = "tap long_press swipe get_current_xml type back home enter wait launch"
+    assert {*schemas} == {*names.split()}
     assert schemas["swipe"]["required"] == ["x1", "y1", "x2", "y2", "direction"]
     assert schemas["swipe"]["properties"]["direction"]["enum"] == ["up", "down", "left", "right"]
     assert schemas["type"]["properties"]["text_input"]["type"] == "string"
 
 
-@pytest.mark.parametrize(
-    ("direction", "distance", "end"),
-    [
-        ("up", "short", (540, 984)),
-        ("up", "medium", (540, 768)),
-        ("down", "long", (540, 2398)),
-        ("left", "medium", (324, 1200)),
-        ("right", "long", (1078, 1200)),
-    ],
-)
+@pytest.mark.parametrize(("direction", "distance", "end"), [
+    ("up", "short", (540, 984)), ("up", "medium", (540, 768)), ("down", "long", (540, 2398)),
+    ("left", "medium", (324, 1200)), ("right", "long", (1078, 1200)),
+])  # fmt: skip
 def test_swipes_end_on_the_screen(direction: Any, distance: Any, end: tuple[int, int]) -> None:
     """A tenth, two tenths or ten tenths of the width, twice that up and down, as far as the screen goes."""
     assert Swipe(Box(500, 1180, 580, 1220), direction, distance).end(SIZE) == end
@@ -147,10 +131,7 @@ def test_elements_are_named_by_option() -> None:
         (call("tap", x1=10, y1=2, x2=3, y2=4), "x1 <= x2"),
         (call("tap", x1=1080, y1=0, x2=1090, y2=10), "outside the screen of 1080 x 2400"),
         (call("tap", x1=-9, y1=0, x2=-5, y2=10), "outside the screen"),
-        (
-            call("swipe", x1=1, y1=2, x2=3, y2=4, direction="north", dist="long"),
-            "'direction': Input should be",
-        ),
+        (call("swipe", x1=1, y1=2, x2=3, y2=4, direction="north", dist="long"), "'direction': Input"),
         (call("wait", seconds=1e9), "less than or equal to 60"),
         (call("wait", seconds=float("nan")), "seconds"),
         (call("wait", seconds="3"), "valid number"),

@@ -35,9 +35,8 @@ def two_steps(
     policy: Policy, task: Task, method: str, folder: Path, turns: int = 3, **options: Any
 ) -> list[dict[str, Any]]:
     """What two steps of training log: two problems of two samples each."""
-    learner = TrainerConfig(
-        steps=2, groups_per_step=2, optim={"learning_rate": 1e-3}, checkpoint={"every": 0}
-    )
+    every, optim = {"every": 0}, {"learning_rate": 1e-3}
+    learner = TrainerConfig(steps=2, groups_per_step=2, optim=optim, checkpoint=every)
     sampling = SamplingConfig(group_size=2, max_new_tokens=12)
     task.limits = task.limits.model_copy(update={"turns": turns})
     Trainer(Training(policy, task, make_method(method, **options), learner, sampling, folder)).run()

@@ -54,30 +54,25 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return out
 
     class Adpo(SimpleNamespace):
-        config_class, summary = Options, "[two] rewards"
+        config_class, summary, channels = Options, "[two] rewards", ("answer", "score")
 
         def __init__(self, config: Options) -> None:
-            super().__init__(
-                config=config,
-                faults=lambda *settings: [],
-                evaluation_faults=lambda evaluation: [],
-                channels=("answer", "score"),
-            )
+            super().__init__(config=config, faults=lambda *_: [], evaluation_faults=lambda evaluation: [])
+
+    def make_plan(*given: Any) -> Any:
+        return SimpleNamespace(lines=lambda: [f"for {given[1:]}"])
+
+    def start_processes(recipe: Any) -> None:
+        pass
 
     for name, functions in {
-        "selfverify.experiments.run": {
-            "train": train,
-            "evaluate_recipe": evaluate_recipe,
-            "start_processes": lambda recipe: None,
-        },
-        "selfverify.experiments.quickstart": {"quickstart": quickstart},
-        "selfverify.experiments.plan": {
-            "make_plan": lambda *given: SimpleNamespace(lines=lambda: [f"for {given[1:]}"])
-        },
-        "selfverify.reports.report": {"write_report": write_report},
+        "selfverify.experiments.run": (train, evaluate_recipe, start_processes),
+        "selfverify.experiments.quickstart": (quickstart,),
+        "selfverify.experiments.plan": (make_plan,),
+        "selfverify.reports.report": (write_report,),
     }.items():
         module = ModuleType(name)
-        module.__dict__.update(functions)
+        vars(module).update({function.__name__: function for function in functions})
         monkeypatch.setitem(sys.modules, name, module)
         package, _, last = name.rpartition(".")
         monkeypatch.setattr(import_module(package), last, module, raising=False)
@@ -90,9 +85,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 @pytest.fixture
 def recipe(tmp_path: Path, calls: list[tuple[Any, ...]]) -> Path:
     path = tmp_path / "mine.yaml"
-    path.write_text(
-        f"name: mine\ntask: digits\nmethod: adpo\noutput: {tmp_path}/run\nlearner: {{steps: 10}}\n"
-    )
+    named = "name: mine\ntask: digits\nmethod: adpo\n"
+    path.write_text(f"{named}output: {tmp_path}/run\nlearner: {{steps: 10}}\n")
     return path
 
 
@@ -129,11 +123,9 @@ def test_train_says_at_its_end_what_happened(recipe: Path, calls: list[Any], tmp
     assert "what happened" not in run("train", recipe).stderr
     (tmp_path / "run").mkdir()
     event = {"time": "2026-01-01T00:00:00.000+00:00", "step": 3}
-    events = [
-        {**event, "event": "resumed", "steps_again": 2},
-        {**event, "event": "problem_skipped", "problem": "digits/7", "reason": "no [red]image"},
-    ]
-    first, second = (json.dumps(event) for event in events)
+    first = json.dumps({**event, "event": "resumed", "steps_again": 2})
+    skipped = {"event": "problem_skipped", "problem": "digits/7", "reason": "no [red]image"}
+    second = json.dumps(event | skipped)
     (tmp_path / "run" / "events.jsonl").write_text(f"{first}\nspoilt by a bad disk\n{second}\n")
     told = run("train", recipe, "--resume").stderr
     assert "what happened:\n  resumed at step 3 (2026-01-01 00:00:00 UTC); 2 steps were done again\n" in told
@@ -143,9 +135,7 @@ def test_train_says_at_its_end_what_happened(recipe: Path, calls: list[Any], tmp
 def test_a_run_is_not_deleted_by_accident(recipe: Path, calls: list[Any], tmp_path: Path) -> None:
     one_run(tmp_path / "run", recipe, best=False)
     message = run("train", recipe, code=2).stderr
-    assert "already holds a run" in message
-    assert "--resume" in message
-    assert not calls
+    assert "already holds a run" in message and "--resume" in message and not calls
     run("train", recipe, "--overwrite")
     run("train", tmp_path / "run", "--resume")
     assert [call[2] for call in calls] == [False, True]
@@ -205,15 +195,11 @@ def test_eval_of_a_run_takes_what_it_trained(recipe: Path, calls: list[Any], tmp
     best = one_run(tmp_path / "best", recipe, best=True)
     unfinished = one_run(tmp_path / "unfinished", recipe, best=False)
     (unfinished / "model" / "config.json").unlink()
-    checkpoint_model = Path("checkpoints", "checkpoint-000010", "model")
-    for target in (plain, best, unfinished, plain / checkpoint_model):
+    last = Path("checkpoints", "checkpoint-000010", "model")
+    for target in (plain, best, unfinished, plain / last):
         run("eval", target)
-    assert [call[2] for call in calls] == [
-        str(plain / "model"),
-        str(best / checkpoint_model),
-        str(unfinished / checkpoint_model),
-        str(plain / checkpoint_model),
-    ]
+    taken = [plain / "model", best / last, unfinished / last, plain / last]
+    assert [call[2] for call in calls] == [str(model) for model in taken]
     assert {call[1].name for call in calls} == {"mine"}
     (unfinished / "checkpoints" / "checkpoint-000010" / "complete.json").unlink()
     assert "holds no trained model" in run("eval", unfinished, code=2).stderr
@@ -246,17 +232,14 @@ def test_quickstart_and_report(calls: list[Any], tmp_path: Path) -> None:
 def test_lists(calls: list[Any], recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "[two] rewards" in run("methods").stdout
     options = run("methods", "adpo").stdout
-    assert "method.beta" in options
-    assert "0.04" in options
-    assert "[the KL term]" in options
+    assert all(part in options for part in ("method.beta", "0.04", "[the KL term]"))
     assert "there is no method 'x'" in run("methods", "x", code=2).stderr
     assert "[adds] digits" in run("tasks").stdout and "task.beta" in run("tasks", "digits").stdout
     assert "there is no task 'x'" in run("tasks", "x", code=2).stderr
     recipe.write_text("# What it is [for].\n" + recipe.read_text())
     monkeypatch.setattr(recipe_module, "recipe_folder", lambda: recipe.parent)
     listed = run("recipes").stdout
-    assert "mine" in listed
-    assert "What it is [for]." in listed
+    assert "mine" in listed and "What it is [for]." in listed
 
 
 def test_faults_are_one_clean_message(
@@ -264,8 +247,7 @@ def test_faults_are_one_clean_message(
 ) -> None:
     result = run("train", recipe, "learner.step=1", code=2)
     assert "did you mean learner.steps?" in result.stderr
-    assert "Traceback" not in result.output
-    assert not result.stdout
+    assert "Traceback" not in result.output and not result.stdout
 
     def fail(error: BaseException) -> Any:
         def train(*_: Any, **__: Any) -> Path:
@@ -293,9 +275,8 @@ main.main()
 
 def test_commands_set_it_before_torch_is_imported() -> None:
     clean = {name: value for name, value in os.environ.items() if name not in OPENMP}
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND], env=clean, capture_output=True, text=True, timeout=120
-    )
+    command = [sys.executable, "-c", COMMAND]
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == f"{SPINS} False", done.stderr
     assert 1_000 <= int(SPINS) <= 10_000
 

@@ -81,11 +81,7 @@ MODEL = ["--model", "m"]
     [
         ("gateway:\n  timeout: soon\n", MODEL, [":2: gateway.timeout: should be a valid number"]),
         ("gateway:\n  best_of:\n    n: 0\n", MODEL, [":3: gateway.best_of.n: should be greater"]),
-        (
-            "gateway:\n  best_of: {strategy: oracle}\n",
-            MODEL,
-            [":2: gateway.best_of.strategy: ", "analysis only"],
-        ),
+        ("gateway:\n  best_of: {strategy: oracle}\n", MODEL, [":2: gateway.best_of.strategy: ", "analysis"]),
         ("gateway:\n  tmieout: 3\n", MODEL, [":2: gateway.tmieout: ", "; did you mean gateway.timeout?"]),
         ("n: 3\n", MODEL, [":1: n: there is no such key; did you mean gateway.best_of.n?"]),
         ("backend:\n", MODEL, [":1: backend: should be a valid dictionary"]),
@@ -113,7 +109,7 @@ def test_faults_say_where_and_what(tmp_path: Path, text: str, words: list[str], 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["serve", "--config", str(tmp_path / "none.yaml")])
-    assert result.exit_code == 2 and "none.yaml: cannot read this settings file" in result.output
+    assert result.exit_code == 2 and "none.yaml: No such file" in result.output
 
 
 # --- options that come from settings models -----------------------------------------------------------------
@@ -156,16 +152,9 @@ def run(*words: str) -> tuple[Any, list[Any]]:
 
 def test_every_field_is_an_option() -> None:
     words = "here why -n 3 --max-tokens 9 --stop beta --separate --share 0.5 --images a --images b --quiet"
-    assert run(*words.split())[1] == [
-        (
-            Path("here"),
-            Outer(
-                question="why", n=3, max_tokens=9, stop="beta", separate=True,
-                inner=Inner(share=0.5, images=[Path("a"), Path("b")]),
-            ),
-            True,
-        )
-    ]  # fmt: skip
+    inner = Inner(share=0.5, images=[Path("a"), Path("b")])
+    given = Outer(question="why", n=3, max_tokens=9, stop="beta", separate=True, inner=inner)
+    assert run(*words.split())[1] == [(Path("here"), given, True)]
     assert run("here")[1] == [(Path("here"), Outer(), False)]
 
 

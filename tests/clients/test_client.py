@@ -20,7 +20,7 @@ from selfverify.clients.openai_client import (
     seconds_of,
     server_url,
 )
-from selfverify.clients.usage import Usage
+from selfverify.clients.replies import Usage
 from selfverify.core.errors import ConfigError, ServerError
 from serving_servers import Body, FakeUpstream, draw, question, tagged, with_client
 
@@ -56,7 +56,7 @@ def test_addresses_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.code == "unreachable"
 
 
-@pytest.mark.parametrize("mode", ["n", "stream", "separate"])
+@pytest.mark.parametrize("mode", ["n", "stream"])
 @pytest.mark.parametrize("knows_n", [True, False, None])
 def test_n_candidates_however_the_server_is(mode: Mode, knows_n: bool | None) -> None:
     """Each once, with different seeds where they are asked for one by one, and everything counted."""
@@ -65,9 +65,9 @@ def test_n_candidates_however_the_server_is(mode: Mode, knows_n: bool | None) ->
     assert fault is None and len(got) == 4
     assert len({reply.text for reply in got}) == 4
     assert (usage.candidate_tokens, usage.complete) == (28, True)
-    answered = 1 if knows_n and mode != "separate" else 4
+    answered = 1 if knows_n else 4
     assert usage.calls == answered and usage.prompt_tokens == 10 * answered
-    assert len(fake.seen) == answered + (knows_n is None and mode != "separate")
+    assert len(fake.seen) == answered + (knows_n is None)
 
 
 def asked_for(fake: FakeUpstream, draws: int, **more: Any) -> list[Any]:
@@ -137,17 +137,20 @@ def test_one_of_those_asked_for_alone_is_kept_when_all_others_fail() -> None:
     assert len(got) == 1 and fault is not None and fault.status == 400
 
 
-@pytest.mark.parametrize("mode", ["n", "stream", "separate"])
-def test_calls_that_were_given_up_are_counted(mode: Mode) -> None:
-    fake, usage = FakeUpstream(fault=lambda body: "slow"), Usage()
+@pytest.mark.parametrize("mode", ["n", "stream"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_calls_that_were_given_up_are_counted(mode: Mode, alone: bool) -> None:
+    """All at once, or one by one behind a reply with a single candidate."""
+    fake = FakeUpstream(knows_n=not alone, fault=lambda body: None if alone and "n" in body else "slow")
+    usage = Usage()
 
     async def use(client: OpenAIClient) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
-                await CandidateSampler(client).draw(question(), 2, lambda reply: None, usage, mode)
+                await CandidateSampler(client).draw(question(), 3, lambda reply: None, usage, mode)
 
     with_client(fake, use)
-    asked = 2 if mode == "separate" else 1
+    asked = 3 if alone else 1
     assert (usage.calls, usage.complete, len(fake.seen)) == (asked, False, asked)
 
 

@@ -51,7 +51,7 @@ def drawn(answer: Reply, n: int, mode: Mode) -> list[tuple[str, str, Any]]:
 
 NINE = ("9", "whole", "9")
 TAP = ("", "whole", [{"name": "tap", "arguments": {"x": 1}}])
-TOKEN = {"token": "9", "logprob": -0.5, "bytes": [57], "top_logprobs": [{"token": "9", "logprob": "x"}]}
+TOKEN = {"token": "9", "logprob": -0.5, "bytes": [57], "top_logprobs": ["x", {"token": "9", "logprob": "x"}]}
 PARTS = [{"type": "text", "text": "9"}]
 THOUGHTS = [{"type": "thinking", "thinking": PARTS}, {"type": "reasoning", "text": "8"}]
 
@@ -71,7 +71,10 @@ THOUGHTS = [{"type": "thinking", "thinking": PARTS}, {"type": "reasoning", "text
         *[(reply(choice(), usage=usage), NINE) for usage in (None, [], {"completion_tokens": "1"})],
         *[
             (reply(choice(logprobs=entries)), NINE)
-            for entries in ({}, [1], {"content": None}, {"content": [3, TOKEN, {"token": None}]})
+            for entries in (
+                {}, [1], {"content": None}, {"content": [3, TOKEN, {"token": None}]},
+                {"content": [{"token": "<score>"}, TOKEN]},
+            )
         ],
         *[(reply(choice(None, tool_calls=calls)), TAP) for calls in (tap({"x": 1}), tap('{"x":1}')[0])],
         (reply(choice(None, function_call={"name": "tap", "arguments": '{"x":1}'})), TAP),

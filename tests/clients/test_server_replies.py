@@ -19,6 +19,7 @@ from selfverify.clients.candidates import ScoreReader
 from selfverify.clients.openai_client import OpenAIClient, ServerConfig
 from selfverify.clients.replies import (
     Completion,
+    Usage,
     ending,
     finish_reading,
     read_text,
@@ -27,7 +28,6 @@ from selfverify.clients.replies import (
     soft_score,
     without_score,
 )
-from selfverify.clients.usage import Usage
 from selfverify.core.score_tokens import SCORE_TEXTS
 from selfverify.serving.config import BestOfConfig
 from serving_servers import Body, FakeUpstream, ask, open_upstream, question, tagged

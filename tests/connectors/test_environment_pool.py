@@ -43,6 +43,13 @@ def with_pool(use: Callable[[EnvironmentPool], Awaitable[Any]], *sources: Source
     return found
 
 
+async def refused(pool: EnvironmentPool, why: str) -> None:
+    """See that the pool lends nothing, and says why."""
+    with pytest.raises(EnvironmentLost, match=why):
+        async with pool.lease():
+            pass
+
+
 class Broken(Source):
     """Counters that cannot be had ``faults`` times, and while it is not well."""
 
@@ -160,9 +167,7 @@ def test_a_source_that_fails_its_check_is_left_out() -> None:
         async with pool.lease() as lease:
             await asyncio.sleep(0.15)
             await lease.reset(TASK, 0)  # who has a session keeps it
-            with pytest.raises(EnvironmentLost, match=r"within 0\.2 s: broken: it fails its check"):
-                async with pool.lease():
-                    pass
+            await refused(pool, r"within 0\.2 s: broken: it fails its check")
         assert Counter.opened == []  # it is not kept for later
 
     with_pool(use, sick, check_s=0.05, wait_s=0.2)
@@ -171,9 +176,7 @@ def test_a_source_that_fails_its_check_is_left_out() -> None:
 def test_waiting_has_an_end_and_says_why() -> None:
     async def use(pool: EnvironmentPool) -> None:
         async with pool.lease(), pool.lease():
-            with pytest.raises(EnvironmentLost, match=r"within 0\.1 s: 1 of 1 sources are in order"):
-                async with pool.lease():
-                    pass
+            await refused(pool, r"within 0\.1 s: 1 of 1 sources are in order")
         async with pool.lease():
             pass
 
@@ -222,24 +225,32 @@ def test_nothing_is_left_when_the_pool_ends() -> None:
             sorted(lost)
             == ["the pool of environments has ended"] * 3 + ["this process: the lease has ended"] * 2
         )
-        with pytest.raises(EnvironmentLost, match="has ended"):
-            async with pool.lease():
-                pass
+        await refused(pool, "has ended")
         await pool.close()
 
     asyncio.run(main())
 
 
-def test_a_start_that_fails_ends_the_pool() -> None:
-    class Never(Broken):
-        async def start(self) -> None:
-            raise ConfigError("no such thing")
+class Never(Broken):
+    """A source that cannot start."""
 
+    async def start(self) -> None:
+        raise ConfigError("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (Never(), "no such thing"),
+        (ProcessSource("tiny_environment:No", 1), "tiny_environment:No does not start"),
+    ],
+)
+def test_a_start_that_fails_ends_the_pool(source: Source, said: str) -> None:
     async def main() -> None:
-        async with EnvironmentPool([LocalSource(Counter, 1), Never()]):
+        async with EnvironmentPool([LocalSource(Counter, 1), source]):
             pass
 
-    with pytest.raises(ConfigError, match="no such thing"):
+    with pytest.raises(ConfigError, match=said):
         asyncio.run(main())
     for wrong in (lambda: EnvironmentPool([]), lambda: LocalSource(Counter, 0)):
         with pytest.raises(ConfigError):
@@ -331,15 +342,6 @@ def test_environments_are_found_by_name() -> None:
             find_environment(wrong)
     with pytest.raises(ConfigError, match="nothing that can be called"):
         find_environment("a=tiny_environment:TOOLS")
-
-
-def test_a_server_that_does_not_start_is_an_error() -> None:
-    async def main() -> None:
-        async with EnvironmentPool([ProcessSource("tiny_environment:No", 1)]):
-            pass
-
-    with pytest.raises(ConfigError, match="tiny_environment:No does not start"):
-        asyncio.run(main())
 
 
 @pytest.mark.slow

@@ -317,23 +317,17 @@ def test_a_server_hears_that_it_is_to_stop(number: signal.Signals) -> None:
     assert asyncio.run(use())
 
 
-def test_addresses() -> None:
-    assert address_of("127.0.0.1", 1) == "http://127.0.0.1:1" and address_of("::1", 2) == "http://[::1]:2"
-
-
-def test_keys() -> None:
+def test_keys_and_addresses(tmp_path: Path) -> None:
     keys = Keys(["one", "two"])
     assert all(map(keys.admit, ("Bearer one", "Bearer two", "bearer  two ")))
     for wrong in (None, "", "two", "Bearer", "Bearer ", "Bearer three", "Basic two", "Bearer tw\udcff"):
         assert not keys.admit(wrong)
     assert not Keys([]) and Keys([]).admit(None)
-
-
-def test_keys_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# ours\none\n\n two \n")
     assert read_keys(path) == ["one", "two"]
     path.write_text("# none\n")
-    for wrong in (path, tmp_path / "missing"):
+    for unread in (path, tmp_path / "missing"):
         with pytest.raises(ConfigError):
-            read_keys(wrong)
+            read_keys(unread)
+    assert address_of("127.0.0.1", 1) == "http://127.0.0.1:1" and address_of("::1", 2) == "http://[::1]:2"

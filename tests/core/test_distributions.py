@@ -73,9 +73,8 @@ def test_a_broken_distribution_is_named_and_the_others_work(
     installed["shop"] = module(TASKS=[Shop])
     with caplog.at_level(logging.WARNING):
         assert registry.all_tasks()["shop"] is Shop
-    assert (
-        "distribution broken (broken_module) cannot be used: ImportError: no module named spam" in caplog.text
-    )
+    told = "distribution broken (broken_module) cannot be used: ImportError: no module named spam"
+    assert told in caplog.text
 
 
 def weights(folder: Path, *names: str) -> Path:
@@ -120,7 +119,6 @@ def test_what_is_not_installed_is_told_with_how_to_get_it(
     installed: dict[str, ModuleType | Exception], monkeypatch: pytest.MonkeyPatch, ask: Callable[[], object]
 ) -> None:
     monkeypatch.setattr(registry, "TASKS", registry.all_tasks())
-    with pytest.raises(
-        ConfigError, match=r"comes with a distribution .* not installed: pip install ./environments/phone"
-    ):
+    told = r"comes with a distribution .* not installed: pip install ./environments/phone"
+    with pytest.raises(ConfigError, match=told):
         ask()

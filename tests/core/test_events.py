@@ -30,13 +30,9 @@ def test_warnings_become_events_while_the_log_is_open(tmp_path: Path) -> None:
         logging.getLogger("elsewhere").warning("not ours")
     logger.warning("after")
     first, second = read_events(log.path)
-    assert {k: first[k] for k in ("step", "event", "message", "path", "tries")} == {
-        "step": 7,
-        "event": "image_retried",
-        "message": "100 % read",
-        "path": "a.png",
-        "tries": 2,
-    }
+    del first["time"]
+    told = {"event": "image_retried", "message": "100 % read", "path": "a.png", "tries": 2}
+    assert first == {"step": 7, **told}
     assert (second["event"], second["message"]) == ("warning", "this is odd")
 
 
@@ -69,9 +65,7 @@ def test_a_full_disk_does_not_end_a_run(tmp_path: Path, caplog: pytest.LogCaptur
     assert "cannot write" in caplog.text and "still here" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("error", "event"), [(KeyboardInterrupt(), "interrupted"), (DataError("no data"), "failed")]
-)
+@pytest.mark.parametrize(("error", "event"), [(KeyboardInterrupt(), "interrupted"), (DataError(), "failed")])
 def test_how_a_run_ended_is_written(error: BaseException, event: str, tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     with pytest.raises(type(error)), log:
@@ -96,20 +90,13 @@ def test_a_story_names_what_was_skipped_and_counts_the_rest(tmp_path: Path) -> N
     again, resumed, *told = story(read_events(log.path), named=2)
     assert again.startswith("started again from the beginning")
     assert resumed.startswith("resumed at step 4 (") and resumed.endswith("3 steps were done again")
-    assert told == [
-        "1 worker process replaced",
-        "2 other warnings",
-        "  odd",
-        "3 problems skipped",
-        "  p/1: no image",
-        "  p/2: no image",
-        "  and 1 more, see events.jsonl",
-    ]
+    skipped = ["3 problems skipped", "  p/1: no image", "  p/2: no image", "  and 1 more, see events.jsonl"]
+    assert told == ["1 worker process replaced", "2 other warnings", "  odd", *skipped]
 
 
 def test_a_file_that_holds_no_events_is_refused(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text(json.dumps({"step": 1}) + "\n")
-    with pytest.raises(DataError, match="not an event"):
+    with pytest.raises(DataError, match=r"line \d+: it holds no event"):
         read_events(tmp_path / "events.jsonl")
     assert read_events(tmp_path / "none.jsonl") == []
 

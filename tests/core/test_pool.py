@@ -255,9 +255,9 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize(("how", "last"), [("well", ["ended well"]), ("by force", [])])
 def test_a_process_ends_when_its_parent_is_killed(how: str, last: list[str], tmp_path: Path) -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, CHILD, how], stdout=subprocess.PIPE, text=True
-    )  # its output is the child's, and ends with it
+    command = [sys.executable, "-c", PARENT, CHILD, how]
+    # Its output is the child's, and ends with it.
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout.readline() == "begun\n"
     os.kill(parent.pid, signal.SIGKILL)
     told = parent.communicate(timeout=30)[0].splitlines()

@@ -157,9 +157,8 @@ def check(text, order=("think", "answer", "score")):
         head = text if read.score_start is None else text[: read.score_start - len("<score>")]
         tagged = [f"<{tag}>{read.fields[tag]}</{tag}>" for tag in order[:-1]]
         assert "".join(head.split()) == "".join("".join(tagged).split())
-        assert not any(
-            f"<{tag}" in field for field in map(read.fields.get, order[:-1]) for tag in ("score>", "/score>")
-        )
+        for tag in ("<score>", "</score>"):
+            assert not any(tag in read.fields[name] for name in order[:-1])
     if read.answer_ok and read.score_ok:
         assert text.count("<score>") == text.count("</score>") == 1
     return read
@@ -190,26 +189,13 @@ def test_a_damaged_output_is_read_as_it_is(start, cut, inserted):
 def test_what_follows_the_score_tag_never_changes_the_answers_format(tail):
     head = "<think>2+2</think><answer>4</answer><score>"
     read = check(head + tail)
-    assert read.answer_ok
-    assert read.score_start == len(head)
-    assert read.fields["answer"] == "4"
+    assert (read.answer_ok, read.score_start, read.fields["answer"]) == (True, len(head), "4")
 
 
-@pytest.mark.parametrize(
-    "unit",
-    [
-        *(
-            "<score>",
-            "<answer>",
-            "<think><answer>",
-            "</answer>",
-            "<answer></answer>",
-            "<",
-            "</answer><score>",
-        ),
-        " ",
-    ],
-)
+TAGS = "<score> <answer> <think><answer> </answer> <answer></answer> < </answer><score>"
+
+
+@pytest.mark.parametrize("unit", [*TAGS.split(), " "])
 def test_work_grows_with_the_text_and_not_faster(unit):
     """As many lines run for 20,000 repeats as for 200: no loop over the text, only find and count."""
 
@@ -308,8 +294,7 @@ def test_ends_of_any_spelled_text(text):
 def test_ends_of_any_tokens(ids):
     text, ends = token_ends(BYTES, ids)
     assert text == BYTES.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    assert len(ends) == len(ids)
-    assert ends == sorted(ends)
+    assert len(ends) == len(ids) and ends == sorted(ends)
     assert not ids or ends[-1] == len(text)
 
 
@@ -330,8 +315,7 @@ def test_the_score_channel_of_a_sampled_output():
     text, ends = token_ends(BYTES, ids)
     read = parse_tagged(text[: ends[-2]], ("answer", "score"))
     cut = channel_lengths(ends, read.score_start)
-    assert read.score == 0.9
-    assert len(ids) - cut == 7
+    assert read.score == 0.9 and len(ids) - cut == 7
     assert BYTES.decode(ids[:cut]) == "<answer>4</answer><score>"
 
 

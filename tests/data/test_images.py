@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from pathlib import Path
@@ -22,26 +21,19 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_that_comes_back_is_read(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    expected = read_image(file).tobytes()
-    hidden = file.with_suffix(".away")
-    os.replace(file, hidden)
-    back = threading.Timer(0.3, os.replace, (hidden, file))
+@pytest.mark.parametrize("there", [None, 200])
+def test_a_file_that_comes_back_is_read(
+    file: Path, caplog: pytest.LogCaptureFixture, there: int | None
+) -> None:
+    """It was away, or half written."""
+    whole, expected = file.read_bytes(), read_image(file).tobytes()
+    file.unlink() if there is None else file.write_bytes(whole[:there])
+    back = threading.Timer(0.3, file.write_bytes, (whole,))
     back.start()
     with caplog.at_level(logging.WARNING):
         assert read_image(file, tries=12, wait_s=0.01).tobytes() == expected
     [record] = caplog.records
     assert record.__dict__["event"] == "image_retried" and record.__dict__["fields"]["tries"] > 1
-    back.join()
-
-
-def test_a_half_written_file_is_tried_again(file: Path) -> None:
-    whole = file.read_bytes()
-    expected = read_image(file).tobytes()
-    file.write_bytes(whole[:200])
-    back = threading.Timer(0.3, file.write_bytes, (whole,))
-    back.start()
-    assert read_image(file, tries=12, wait_s=0.01).tobytes() == expected
     back.join()
 
 

@@ -123,26 +123,6 @@ def test_mmmu_columns(tmp_path: Path) -> None:
     assert free["answer"] == "6" and free["alternatives"] == ["6", "six"] and free["category"] == "Drawing"
 
 
-def test_a_question_that_is_in_the_image(tmp_path: Path) -> None:
-    """MMMU-Pro's vision part has no column for it; without options or an image it would be missing."""
-    asked = {"id": ["v1"], "options": ["['4', '5']"], "answer": ["B"], "image": [png(8, 6)]}
-    parquet.write_table(pa.table(asked), tmp_path / "vision.parquet")
-    [row] = open_rows(tmp_path / "vision.parquet")
-    assert row["question"] == "Answer the question in the image." and row["options"] == {"A": "4", "B": "5"}
-    for name in ("options", "image"):
-        less = pa.table({column: values for column, values in asked.items() if column != name})
-        parquet.write_table(less, tmp_path / f"no-{name}.parquet")
-        with pytest.raises(DataError, match="question is missing"):
-            open_rows(tmp_path / f"no-{name}.parquet")
-
-
-def test_plain_bytes_are_images_too(tmp_path: Path) -> None:
-    table = pa.table({"image": [png(5, 4), None], "question": ["q", "q"], "answer": ["a", "a"]})
-    parquet.write_table(table, tmp_path / "a.parquet")
-    first, second = open_rows(tmp_path / "a.parquet")
-    assert first["images"][0].size == (5, 4) and second["images"] == []
-
-
 @pytest.mark.parametrize("kept", [0.99, 0.5, 0.01])
 def test_a_truncated_file_is_named(tmp_path: Path, kept: float) -> None:
     open_r1(5).to_parquet(str(tmp_path / "b.parquet"))

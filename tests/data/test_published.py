@@ -239,6 +239,12 @@ QUESTIONS: dict[str, Published] = {
         },
         "A. fox\nB. owl", "owl", "A", NOTHING,
     ),
+    "ThinkLite-VL-70k, without choices": (
+        "parquet",
+        {"id": "t3", "image": png(8, 6), "problem": "<image>What is w?", "answer": "", "choices": None,
+         "ground_truth": "10"},
+        "What is w?", "10", "11", NOTHING,
+    ),
     "LLaVA-OneVision": (
         "json",
         {

@@ -37,9 +37,8 @@ def recipe(*more: str) -> Recipe:
 
 
 def policy_for(folder: Path, task: Any, problems: int = 8) -> Policy:
-    shown = [
-        task.demonstrate_turns(task.problem("train", 0, n), np.random.default_rng(0)) for n in range(problems)
-    ]
+    made = [task.problem("train", 0, number) for number in range(problems)]
+    shown = [task.demonstrate_turns(problem, np.random.default_rng(0)) for problem in made]
     return word_policy(folder, [turn.text for turns in shown for turn in turns])()
 
 
@@ -78,10 +77,8 @@ def failing(server: FakeUpstream, fault: Callable[[dict[str, Any]], int | None])
     says = server.says
 
     def say(body: dict[str, Any]) -> Any:
-        status = fault(body)
-        return (
-            says(body) if status is None else web.json_response({"error": {"message": "no"}}, status=status)
-        )
+        error, status = {"error": {"message": "no"}}, fault(body)
+        return says(body) if status is None else web.json_response(error, status=status)
 
     server.says = say
     return server
@@ -95,10 +92,8 @@ def test_a_server_teaches(tmp_path: Path, servers: Loop) -> None:
     assert (done.conversations, done.written, done.lost) == (6, 6, 0)
     messages = open_rows(output)[0]["messages"]
     assert [m["role"] for m in messages] == ["user", "user", "assistant", "tool", "assistant"]
-    assert (
-        messages[2]["content"]
-        == '<tool_call>\n{"name": "launch", "arguments": {"app": "clock"}}\n</tool_call>'
-    )
+    launched = '{"name": "launch", "arguments": {"app": "clock"}}'
+    assert messages[2]["content"] == f"<tool_call>\n{launched}\n</tool_call>"
     assert messages[3]["content"].startswith("## Round 1\n")
     assert len({body["seed"] for body in server.seen}) == 12 and server.seen[0]["temperature"] == 0.5
     assert "submit" in [tool["function"]["name"] for tool in server.seen[0]["tools"]]
@@ -107,9 +102,8 @@ def test_a_server_teaches(tmp_path: Path, servers: Loop) -> None:
 def test_what_a_teacher_loses_is_counted_and_failures_are_left_out(tmp_path: Path, servers: Loop) -> None:
     server = failing(clock_teacher(), lambda body: 400 if len(body["messages"]) > 2 else None)
     teacher = TeacherConfig(server=servers.upstream(server), model="m")
-    with pytest.raises(
-        DataError, match=r"no conversations to write; held: 2 conversations, 0 of them right; the first of 2"
-    ):
+    held = "held: 2 conversations, 0 of them right; the first of 2"
+    with pytest.raises(DataError, match=f"no conversations to write; {held}"):
         collect(recipe(), teacher, tmp_path / "a.jsonl", problems=2)
     assert len((tmp_path / "a.jsonl.journal").read_text().splitlines()) == 3
     teacher = TeacherConfig(server=servers.upstream(clock_teacher()), model="m")
@@ -219,9 +213,8 @@ def test_stores_are_exported_and_read_back(tmp_path: Path) -> None:
         assert row["id"] == f"own/{sample.problem}#{sample.sample}"
         assert texts[0] == problem.messages[0]["content"][0]["text"]
         assert row["messages"][1]["role"] == "user" and texts[1].startswith("## Round 0\n")
-        assert "".join(
-            t for m, t in zip(row["messages"], texts, strict=True) if m["role"] == "assistant"
-        ) in (sample.text.replace("<|end|>", ""))
+        said = [text for m, text in zip(row["messages"], texts, strict=True) if m["role"] == "assistant"]
+        assert "".join(said) in sample.text.replace("<|end|>", "")
         assert not any("<|" in text for text in texts)
     with pytest.raises(DataError, match="because they are wrong"):
         export_conversations(store, tmp_path / "right.parquet", keep="correct")
@@ -244,9 +237,8 @@ def test_the_commands(tmp_path: Path, servers: Loop) -> None:
     expert = str(tmp_path / "expert.jsonl")
     words = ["agent", "collect", "smartsnap-phone-qwen3", *SHORT, "--expert", "--problems", "2"]
     done = run(app, [*words, "--output", expert])
-    assert done.exit_code == 0 and "2 conversations, 2 of them right; 2 written" in done.stdout.replace(
-        "\n", " "
-    )
+    said = done.stdout.replace("\n", " ")
+    assert done.exit_code == 0 and "2 conversations, 2 of them right; 2 written" in said
     url = servers.upstream(FakeUpstream(write=lambda body, i: "Fine."))
     new = str(tmp_path / "new.jsonl")
     more = ["--server", url, "--model", "m", "--sample", "2", "--output", new, "--json"]

@@ -1,4 +1,4 @@
-"""Samples and rollouts become files in ATIF, and come back as they were."""
+"""Samples and rollouts become files in ATIF, from which all of them can be read."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from atif_rules import Document
@@ -27,17 +28,15 @@ from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.evaluation.samples import StoredProblem, StoredSample, StoredStep, StoredVerdict, read_samples
 from selfverify.experiments.export import Exported, Portion, export_atif
 from selfverify.experiments.registry import TASKS, make_task
-from selfverify.rollouts.atif import read_atif, rollout_from_atif
-from selfverify.rollouts.recording import RecordedGroup, record
+from selfverify.rollouts.recording import RecordedGroup, RecordedTrajectory, record
 from selfverify.tasks.answering import Verdict
 
 SETTINGS = {"task": "rooms", "weights": "w0", "model": "runs/é", "temperature": 0.7, "extractor": None}
 with pytest.raises(ConfigError) as _missing:
     make_task("rooms")
 UNKNOWN = {"rooms/2": str(_missing.value)}
-CALL = (
-    '<think>Hm.</think><tool_call>{"name": "look", "arguments": {"what": "é\\ud800", "n": 1e-3}}</tool_call>'
-)
+LOOKS = '{"name": "look", "arguments": {"what": "é\\ud800", "n": 1e-3}}'
+CALL = f"<think>Hm.</think><tool_call>{LOOKS}</tool_call>"
 
 
 def png(colour: str, folder: Path, size: tuple[int, int] = (20, 12)) -> str:
@@ -52,12 +51,10 @@ def png(colour: str, folder: Path, size: tuple[int, int] = (20, 12)) -> str:
 
 def talk(*images: str) -> list[StoredStep]:
     """A conversation of two turns with tools and one without."""
-    end = "<|im_end|>"
+    end, two = "<|im_end|>", "\u2028<|image_pad|>two<|image_pad|>"
     return [
         StoredStep("policy", 0, "action", CALL + end, [], "stop", {"tool_calls": 1.0, "delta": 1 / 3}, None),
-        StoredStep(
-            "environment", 1, "observation", "\u2028<|image_pad|>two<|image_pad|>", [*images], None, {}, None
-        ),
+        StoredStep("environment", 1, "observation", two, [*images], None, {}, None),
         StoredStep("policy", 1, "action", "I call nothing.", [], "stop", {}, None),
         StoredStep("environment", 2, "observation", "A wall.", [], None, {}, None),
         StoredStep("policy", 2, "answer", "42", [], "stop", {}, StoredVerdict([4, 2.5, None], None, False)),
@@ -76,10 +73,8 @@ def run(tmp_path: Path) -> Path:
     for number, images in enumerate(((first, second), (second, second))):
         steps = talk(*images)
         text = "".join(step.text for step in steps)
-        scores = {"soft": 0.25, "sampled": None, "greedy": 0.0}
-        samples.append(
-            sample("rooms/0", number, bool(number), 0.5, steps=steps, text=text, scores=scores, key=None)
-        )
+        more = {"scores": {"soft": 0.25, "sampled": None, "greedy": 0.0}, "key": None}
+        samples.append(sample("rooms/0", number, bool(number), 0.5, steps=steps, text=text, **more))
     samples += [
         sample("rooms/1", n, True, 0.25 * n, text="<answer>é\n\u2028</answer>", answer=[1, 2.0, "x"])
         for n in range(2)
@@ -111,25 +106,23 @@ def documents(folder: Path) -> dict[str, Any]:
     return {name: json.loads(text) for name, text in found.items()}
 
 
-def test_all_of_a_sample_is_in_its_file(run: Path, tmp_path: Path) -> None:
+def test_all_of_a_sample_is_in_its_file_as_other_programs_read_it(run: Path, tmp_path: Path) -> None:
     """Its steps, its numbers and the settings of its store; and those images that are shown, to the byte."""
     out = tmp_path / "out"
     assert export_atif(run, out) == Exported(6, 6, 3, UNKNOWN)
     settings, samples = read_samples(run / "samples.jsonl")
-    made = [document["extra"]["selfverify"] for document in documents(out).values()]
-    for about, given in zip(made, samples, strict=True):
+    made = documents(out)
+    ours = [document["extra"]["selfverify"] for document in made.values()]
+    for about, given in zip(ours, samples, strict=True):
         plain = json.loads(json.dumps(asdict(given)))
         steps, text = plain.pop("steps"), plain.pop("text")
         assert about["sample"] == plain and about["conversation"] == bool(steps), text
         assert about["settings"] == settings
-    assert [about["index"] for about in made] == [0, 0, 1, 1, 2, 2]
-    [first, *_] = documents(out).values()
+    assert [about["index"] for about in ours] == [0, 0, 1, 1, 2, 2]
+    first = made["problem-000000-sample-00.json"]
     told = [step["extra"]["selfverify"] for step in first["steps"][1:]]
-    told += [
-        r["extra"]["selfverify"]
-        for s in first["steps"]
-        for r in s.get("observation", {"results": []})["results"]
-    ]
+    seen = [step["observation"] for step in first["steps"] if "observation" in step]
+    told += [result["extra"]["selfverify"] for each in seen for result in each["results"]]
     for step in json.loads(json.dumps([asdict(step) for step in samples[0].steps])):
         assert {name: value for name, value in step.items() if name not in ("text", "images")} in told
     shown = {name for s in samples for step in s.steps for name in step.images}
@@ -138,20 +131,10 @@ def test_all_of_a_sample_is_in_its_file(run: Path, tmp_path: Path) -> None:
     assert {path.name for path in (out / "images").iterdir()} == shown | {"problem-000000.png"}
     asked = (out / "images" / "problem-000000.png").read_bytes()
     assert asked == (run / "gallery" / "00000.png").read_bytes()
-    entry = made[0]["entry"]
-    assert (entry["question"], entry["target"], entry["image"]) == (
-        "Where??",
-        [1.5, None],
-        "problem-000000.png",
-    )
-    assert made[4]["entry"] is None and json.loads((out / "export.json").read_text())["complete"] is True
-
-
-def test_what_other_programs_read(run: Path, tmp_path: Path) -> None:
-    export_atif(run, tmp_path / "out")
-    made = documents(tmp_path / "out")
-    assert len(made) == 6
-    first = made["problem-000000-sample-00.json"]
+    entry = ours[0]["entry"]
+    shown_entry = [entry[name] for name in ("question", "target", "image")]
+    assert shown_entry == ["Where??", [1.5, None], "problem-000000.png"]
+    assert ours[4]["entry"] is None and json.loads((out / "export.json").read_text())["complete"] is True
     assert first["trajectory_id"] == "rooms/0#0" and first["agent"]["model_name"] == "runs/é"
     assert len({document["session_id"] for document in made.values()}) == 1
     asked, looks, idle, answers, doubts, ends = first["steps"]
@@ -164,7 +147,7 @@ def test_what_other_programs_read(run: Path, tmp_path: Path) -> None:
     assert result["source_call_id"] == call["tool_call_id"]
     assert [part["type"] for part in result["content"]] == ["text", "image", "image"]
     for part in result["content"][1:]:
-        assert (tmp_path / "out" / part["source"]["path"]).is_file()
+        assert (out / part["source"]["path"]).is_file()
     # What followed a turn without a call came of no call; what followed an answer was said by a user.
     assert "tool_calls" not in idle and idle["observation"]["results"][0]["content"] == "A wall."
     assert "observation" not in answers and doubts["message"][0]["text"] == "Sure?" and ends["message"] == ""
@@ -215,7 +198,7 @@ def test_it_goes_on_where_it_was_killed(run: Path, tmp_path: Path) -> None:
     assert names == sorted(path.relative_to(out) for path in out.rglob("*"))
     assert all((out / name).read_bytes() == (whole / name).read_bytes() for name in names if name.suffix)
     assert export_atif(run, out) == Exported(6, 0, 3, UNKNOWN)
-    with pytest.raises(ConfigError, match=r"an export of something else: limit was None and is now 3"):
+    with pytest.raises(ConfigError, match=r"holds another export: limit was None and is now 3"):
         export_atif(run, out, Portion(limit=3))
 
 
@@ -241,9 +224,7 @@ def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"problem rooms/0: the image .*00000\.png cannot be read: No such"):
         export_atif(run, tmp_path / "first")
     os.mkfifo(run / "gallery" / "00000.png")
-    with pytest.raises(
-        DataError, match=r"problem rooms/0: the image .*00000\.png cannot be read: this is a pipe"
-    ):
+    with pytest.raises(DataError, match=r"problem rooms/0: .*00000\.png cannot be read: this is a pipe"):
         export_atif(run, tmp_path / "pipe")
     (run / "asked").rename(run / "gallery" / "00000.png")
     (run / "images" / image).rename(run / "kept")
@@ -300,7 +281,30 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
     assert wrong.exit_code == 2 and "problems was None and is now 1" in " ".join(wrong.stderr.split())
 
 
-def test_rollouts_come_back(tmp_path: Path) -> None:
+def segments_in(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The segments of a rollout's file: each takes its share of what its step or result joins."""
+    found = []
+    for step in document["steps"]:
+        for told in (step, *step.get("observation", {"results": []})["results"]):
+            about, numbers = told["extra"]["selfverify"], told.get("metrics", {})
+            content = told.get("message", told.get("content"))
+            parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+            whole: dict[str, Any] = {
+                "tokens": about.get("tokens", numbers.get("completion_token_ids")),
+                "logprobs": about.get("logprobs", numbers.get("logprobs", [])),
+                "text": "".join(part["text"] for part in parts if part["type"] == "text"),
+                "images": [Path(part["source"]["path"]).stem for part in parts if part["type"] == "image"],
+            }
+            for part in about["segments"]:
+                own = {"author": about["author"], "turn": about["turn"], **part}
+                for name in whole:
+                    own[name], whole[name] = whole[name][: part[name]], whole[name][part[name] :]
+                found.append(own)
+            assert not any(whole.values())
+    return found
+
+
+def test_a_whole_rollout_is_in_its_file(tmp_path: Path) -> None:
     """To the last bit: tokens, log-probabilities, channels, verdicts; a lost one, too."""
     picture = Image.new("RGB", (6, 4), "teal")
     verdict = Verdict(0.1 + 0.2, True, [1, "a", None], "k", "", 1 / 3, {"part": 1e-17}, "reader")
@@ -328,17 +332,13 @@ def test_rollouts_come_back(tmp_path: Path) -> None:
     made = documents(out)
     assert [*made] == [f"step-000012-problem-0003-sample-0{n}.json" for n in range(3)]
     written = read_journal(log, RecordedGroup)[1][3].trajectories
-    for number, name in enumerate(made):
-        back = rollout_from_atif(read_atif(out / name))
-        assert back is not None
-        about, trajectory = back
-        assert trajectory == written[number] and repr(trajectory) == repr(written[number])
-        assert (about["problem"], about["index"], about["number"], about["settings"]) == (
-            "p/1",
-            3,
-            number,
-            header,
-        )
+    for number, document in enumerate(made.values()):
+        about = document["extra"]["selfverify"]
+        plain = {"segments": segments_in(document)} | {k: about[k] for k in ("scores", "rewards", "parsed")}
+        again = TypeAdapter(RecordedTrajectory).validate_json(json.dumps(plain))
+        assert again == written[number] and repr(again) == repr(written[number])
+        assert (about["problem"], about["index"], about["number"]) == ("p/1", 3, number)
+        assert about["settings"] == header
     acts, answers = made["step-000012-problem-0003-sample-00.json"]["steps"]
     assert acts["metrics"]["completion_token_ids"] == [5, 6] and acts["metrics"]["logprobs"] == [-0.5, -1 / 3]
     assert answers["message"] == "a\u20280.5" and answers["metrics"]["completion_tokens"] == 3

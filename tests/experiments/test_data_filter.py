@@ -60,9 +60,8 @@ class Scripted:
             place = int(problem.id.rpartition("/")[2])
             rows = []
             for first, second in self.outcomes[place]:
-                rewards = {"correct": float(second == 1)} | (
-                    {} if first is None else {"correct_1": float(first)}
-                )
+                rewards = {"correct": float(second == 1)}
+                rewards |= {} if first is None else {"correct_1": float(first)}
                 finish = "error" if second < 0 else "stop"
                 rows.append(Trajectory([Segment("answer", [], finish=finish)], rewards=rewards))  # type: ignore[arg-type]
             groups.append(Group(problem, rows))
@@ -70,14 +69,9 @@ class Scripted:
 
 
 OUTCOMES = [
-    [(1, 1), (1, 1)],
-    [(0, 0), (0, 0)],
-    [(1, 0), (1, 0)],
-    [(0, 1), (1, 1)],
-    [(None, 1), (None, 0)],
-    [(None, -1), (None, -1)],
-    [(None, -1), (None, 1)],
-]
+    [(1, 1), (1, 1)], [(0, 0), (0, 0)], [(1, 0), (1, 0)], [(0, 1), (1, 1)], [(None, 1), (None, 0)],
+    [(None, -1), (None, -1)], [(None, -1), (None, 1)],
+]  # fmt: skip
 
 
 def test_the_file_and_the_summary(policy: Policy, tmp_path: Path) -> None:
@@ -99,9 +93,7 @@ def test_the_file_and_the_summary(policy: Policy, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [0, "header", 700, -10])
-def test_a_killed_filter_goes_on_with_the_same_result(
-    policy: Policy, tmp_path: Path, left: int | str
-) -> None:
+def test_a_killed_filter_goes_on_with_the_same_result(policy: Policy, tmp_path: Path, left: Any) -> None:
     """Cut anywhere, in the middle of a line too, and before the end of the first one."""
     task, method = make_task("digits-sum"), make_method("adpo")
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
@@ -134,9 +126,8 @@ def test_going_on_with_other_data_or_another_rule_is_refused(policy: Policy, tmp
 
 def test_two_turns_and_what_cannot_be_filtered(policy: Policy, tmp_path: Path) -> None:
     task = make_task("digits-pick")
-    found = Filter(policy, task, make_method("adapo"), SAMPLING, batch=2).run(
-        tmp_path / "a.jsonl", problems=2
-    )
+    two = Filter(policy, task, make_method("adapo"), SAMPLING, batch=2)
+    found = two.run(tmp_path / "a.jsonl", problems=2)
     assert all("->" in kind for verdict in found for kind in verdict.samples)
     with pytest.raises(ConfigError, match="method sft does not learn from samples"):
         Filter(policy, task, make_method("sft"), SAMPLING).run(tmp_path / "b.jsonl", problems=2)
@@ -145,9 +136,8 @@ def test_two_turns_and_what_cannot_be_filtered(policy: Policy, tmp_path: Path) -
 
 
 def rows(count: int = 5, **changes: Any) -> list[dict[str, Any]]:
-    return [
-        {"image": base64_png(28, 28), "question": f"q {i}", "answer": str(i), **changes} for i in range(count)
-    ]
+    image = base64_png(28, 28)
+    return [{"image": image, "question": f"q {i}", "answer": str(i), **changes} for i in range(count)]
 
 
 def keep(path: Path, task: Task, dropped: Sequence[int], total: int, policy: Policy) -> Path:

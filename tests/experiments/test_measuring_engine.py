@@ -21,9 +21,8 @@ def recipe_of(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
     small = ["evaluation.problems=3", "evaluation.samples=2", "sampling.max_new_tokens=5"]
     words = [f"policy.path={tiny_folder}", "policy.device=cpu", *small]
     with standing_in(monkeypatch, tiny_folder) as server:
-        yield lambda *more, own=False: load_recipe(
-            "adpo-digits", [*words, *([] if own else server.overrides), *more]
-        )
+        engine = {True: [], False: server.overrides}
+        yield lambda *more, own=False: load_recipe("adpo-digits", [*words, *engine[own], *more])
 
 
 def test_an_evaluation_by_vllm(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:

@@ -117,12 +117,8 @@ def test_a_good_recipe_is_completed_with_defaults(good: Path) -> None:
 
 
 def test_a_resolved_recipe_reads_back_equal(good: Path, tmp_path: Path) -> None:
-    changed = [
-        "learner.optim.betas=[0.5, 0.6]",
-        "learner.optim.learning_rate=1e-5",
-        f"output={tmp_path / 'run'}",
-    ]
-    recipe = load_recipe(good, changed)
+    changed = ["learner.optim.betas=[0.5, 0.6]", "learner.optim.learning_rate=1e-5"]
+    recipe = load_recipe(good, [*changed, f"output={tmp_path / 'run'}"])
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text(to_yaml(recipe))
     again = load_recipe(tmp_path / "run")
@@ -258,9 +254,8 @@ def test_a_recipe_measures_on_another_variant_of_its_task(good: Path, tmp_path: 
 
 def test_all_faults_are_reported_at_once(good: Path) -> None:
     assert len(refusal(good, "learner.steps=0", "sampling.top_p=7", "polcy.path=x").splitlines()) == 3
-    first, second = refusal(
-        good, "learner.checkpoint.best_metric=best@8", "learner.optim.warmup=11"
-    ).splitlines()
+    wrong = ("learner.checkpoint.best_metric=best@8", "learner.optim.warmup=11")
+    first, second = refusal(good, *wrong).splitlines()
     assert "best_metric" in first and "optim.warmup" in second
 
 
@@ -277,7 +272,7 @@ def test_hub_ids_and_saved_models_are_accepted(good: Path, tmp_path: Path) -> No
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "there is no such recipe file" in refusal(tmp_path / "none.yaml")
     (tmp_path / "latin.yaml").write_bytes(b"name: \xff\n")
-    assert "cannot read" in refusal(tmp_path / "latin.yaml")
+    assert "latin.yaml: broken YAML: a value does not fit its tag, or it" in refusal(tmp_path / "latin.yaml")
     assert "holds no recipe.yaml" in refusal(tmp_path)
 
 
@@ -343,11 +338,30 @@ def test_what_is_dumped_reads_back(data: dict[str, Any]) -> None:
 def test_another_method_replaces_the_section(tmp_path: Path) -> None:
     """Its options mean nothing to the other; the order of the overrides does not matter."""
     path = tmp_path / "pairs.yaml"
-    path.write_text(
-        GOOD.replace("method: pairs", "method:\n  name: pairs\n  credit: concordance\n  beta: 0.5")
-    )
+    options = "method: {name: pairs, credit: concordance, beta: 0.5}"
+    path.write_text(GOOD.replace("method: pairs", options))
     for overrides in (["method.name=plain", "method.beta=0.1"], ["method.beta=0.1", "method.name=plain"]):
         method = load_recipe(path, overrides).method
         assert (method.name, method.options) == ("plain", {"beta": 0.1, "credit": "normalised"})
     same = load_recipe(path, ["method.name=pairs"]).method
     assert same.options == {"beta": 0.5, "credit": "concordance"}
+
+
+def test_a_recipe_that_extends_another(good: Path) -> None:
+    """What it says counts, section by section; a fault is named by the file that holds it."""
+    above = good.parent / "more.yaml"
+    above.write_text("extends: counting.yaml\nname: more\nlearner:\n  optim: {warmup: 2}\n")
+    recipe, base = load_recipe(above), load_recipe(good)
+    assert recipe.learner.optim.warmup == 2 and recipe.name == "more" and recipe.output == "runs/more"
+    assert recipe.learner.model_copy(update={"optim": base.learner.optim}) == base.learner
+    assert (recipe.task, recipe.method, recipe.policy) == (base.task, base.method, base.policy)
+    above.write_text("extends: counting.yaml\nname: more\nlearner:\n  optim: {warm: 2}\n")
+    with pytest.raises(ConfigError, match=r"more\.yaml:4: learner\.optim\.warm"):
+        load_recipe(above)
+    good.write_text(good.read_text().replace("digits: 4", "digit: 4"))
+    above.write_text("extends: counting.yaml\nname: more\n")
+    with pytest.raises(ConfigError, match=r"counting\.yaml:5: task\.digit"):
+        load_recipe(above)
+    good.write_text("extends: more.yaml\n" + good.read_text())
+    with pytest.raises(ConfigError, match=r"extends: .* is, or extends, this recipe"):
+        load_recipe(above)

@@ -175,11 +175,9 @@ def test_settings_that_cannot_teach_are_refused_in_python_too(tmp_path: Path) ->
     policy, task, learner = Policy.load("builtin:digits"), make_task("digits-pick"), TrainerConfig(steps=1)
     for sampling, name in (({"group_size": 1}, "group_size"), ({"temperature": 0.0}, "temperature")):
         for method in ("grpo", "adpo"):
+            given = make_method(method), learner, SamplingConfig(**sampling)
             with pytest.raises(ConfigError, match=rf"^sampling\.{name}"):
-                learn(
-                    policy, task, make_method(method), learner, SamplingConfig(**sampling),
-                    output=tmp_path / "run",
-                )  # fmt: skip
+                learn(policy, task, *given, output=tmp_path / "run")
     rates = TrainerConfig(steps=1, optim={"channels": "separate", "channel_rates": {"turn_1": 2.0}})
     with pytest.raises(ConfigError, match=r"^learner\.optim\.channel_rates: adpo has no channel 'turn_1'"):
         learn(policy, task, make_method("adpo"), rates, output=tmp_path / "run")
@@ -228,9 +226,8 @@ def test_a_missing_package_is_told_before_a_run(tmp_path: Path, monkeypatch: pyt
 def test_a_supervised_run_is_measured_where_it_is_compared(tmp_path: Path) -> None:
     """A study hands over what all its runs start from; otherwise such a run only makes a model."""
     small = ["learner.steps=1", "learner.groups_per_step=2", "learner.optim.warmup=0", "method.name=sft"]
-    wanted = load_recipe(
-        "adpo-digits", [*small, f"output={tmp_path}", "evaluation.problems=2", "evaluation.samples=2"]
-    )
+    small += ["evaluation.problems=2", "evaluation.samples=2"]
+    wanted = load_recipe("adpo-digits", [*small, f"output={tmp_path}"])
     train(wanted)
     assert not (tmp_path / "metrics.json").exists()
     train(wanted, before={"pass@1": 0.5})

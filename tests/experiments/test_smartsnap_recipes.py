@@ -23,9 +23,7 @@ TINY = [
     "learner.steps=2", "learner.groups_per_step=2", "sampling.group_size=2", "sampling.max_new_tokens=8",
     "episode.turns=2", "evaluation.problems=1", "task.prompt=task",
 ]  # fmt: skip
-OWN_JUDGE = [
-    f"{task}.judge={{kind: own, own: {{max_new_tokens: 4}}}}" for task in ("task", "evaluation_task")
-]
+OWN_JUDGE = [f"{at}.judge={{kind: own, own: {{max_new_tokens: 4}}}}" for at in ("task", "evaluation_task")]
 
 
 def run(name: str, folder: Path, *overrides: str) -> None:

@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import torch
+from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
+from selfverify.core.config import Config
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
+from selfverify.core.trainer_config import LossConfig
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory, valid_trajectories
-from selfverify.experiments.recipe import load_recipe
+from selfverify.experiments.plan import engine_lines
+from selfverify.experiments.recipe import NamedConfig, Recipe, load_recipe
 from selfverify.experiments.registry import make_method
-from selfverify.integrations.verl.launch import verl_config
+from selfverify.integrations.verl.launch import REFUSED, verl_config
 from selfverify.integrations.verl.streams import (
     ADVANTAGE,
     KL_COEF,
     WEIGHT,
     as_plain,
     as_trajectory,
+    in_groups,
     optimiser_batches,
     row_streams,
 )
 from selfverify.methods.base import Method
-from selfverify.trainer.batch import batch_weights, make_streams
+from selfverify.rollouts.rollout import Rollout
+from selfverify.trainer.batch import batch_weights, select
 
 
 def answered(rng: random.Random, right: float, score: float) -> Trajectory:
@@ -73,51 +81,82 @@ def groups_of(name: str) -> tuple[Method, list[Group]]:
 
 @pytest.mark.parametrize("name", ["adpo", "adapo"])
 @pytest.mark.parametrize("denominator", ["sequence", "channel", "batch", "trajectory"])
-def test_streams_are_those_of_our_trainer(name: str, denominator: Any) -> None:
+@pytest.mark.parametrize("drop", [True, False])
+def test_streams_are_those_of_our_trainer(name: str, denominator: Any, drop: bool) -> None:
     """Advantages, KL coefficients and final weights, over two optimiser batches, with JSON on the way."""
     method, groups = groups_of(name)
-    rows = [json.loads(json.dumps(as_plain(t))) for group in groups for t in group.trajectories]
-    uids = [group.problem.id for group in groups for _ in group.trajectories]
-    lengths = [len(t.tokens) for group in groups for t in group.trajectories]
-    mask = torch.zeros(18, max(lengths) + 2)
     flat = [t for group in groups for t in group.trajectories]
-    for i, t in enumerate(flat):
-        said = [s.author == "policy" for s in t.segments for _ in s.tokens]
-        mask[i, : len(said)] = torch.tensor(said, dtype=torch.float32)
+    rows = [json.loads(json.dumps(as_plain(t))) for t in flat]
+    skipped = as_plain(Trajectory([Segment("observation", [], author="environment")]), skipped="no image")
+    uids = [group.problem.id for group in groups for _ in group.trajectories]
     batches = [[*range(8), 16], [*range(8, 16), 17]]
-    padding: list[dict[str, Any] | None] = [None, None]
-    streams, made = row_streams(method, [*rows, *padding], [*uids, "pad", "pad"], mask, batches, denominator)
-    assert [len(group.trajectories) for group in made] == [4] * 4
+    loss = LossConfig(denominator=denominator, drop_zero_advantage=drop)
+    responses = [*(t.tokens for t in flat), [0], [0]]
+    streams, figures = row_streams(
+        method, [*rows, None, skipped], responses, [*uids, "pad", "left"], batches, loss
+    )
+    credits = [method.credit(group, valid_trajectories(group, False)) for group in groups]
+    kept, dropped = select(Rollout([None] * 4, groups), credits, drop)  # type: ignore[list-item]
+    assert figures["groups/kept"] == len(kept) == (3 if drop and name == "adpo" else len(kept))
+    assert figures["groups/zero_advantage"] == dropped["zero_advantage"]
+    assert (figures["lost"], figures["skipped"]) == (1 / 16, 1)
     for first in (0, 2):
-        own = []
-        for b in (first, first + 1):
-            credits = method.credit(groups[b], valid_trajectories(groups[b], False))
-            if any(credit.acts for credit in credits):
-                own.append((b, make_streams(None, groups[b], credits)))  # type: ignore[arg-type]
-        assert [b for b, _ in own] == ([0] if name == "adpo" and first == 0 else [b for b, _ in own])
-        weights = batch_weights([group for _, group in own], denominator)
-        for (b, group), weight in zip(own, weights, strict=True):
-            at, width = slice(4 * b, 4 * b + 4), group.width
-            trained = group.trained_gr
-            assert trained.any() and torch.equal(streams[WEIGHT][at, :width] != 0, trained & (weight != 0))
+        own = [group for group in kept if group.number in (first, first + 1)]
+        for group, weight in zip(own, batch_weights(own, denominator), strict=True):
+            at, width = slice(4 * group.number, 4 * group.number + 4), group.width
             for stream, value in (
                 (ADVANTAGE, group.advantage_gr), (KL_COEF, group.kl_coef_gr), (WEIGHT, weight)
             ):  # fmt: skip
-                torch.testing.assert_close(streams[stream][at, :width] * trained, value * trained)
-        taught = {b for b, _ in own}
-        for b in {first, first + 1} - taught:
+                torch.testing.assert_close(streams[stream][at, :width], value)
+                assert not streams[stream][at, width:].any()
+        for b in {first, first + 1} - {group.number for group in own}:
             assert not streams[WEIGHT][4 * b : 4 * b + 4].any(), "a group that teaches nothing counts nowhere"
-    assert not streams[WEIGHT][16:].any()
+    assert not streams[WEIGHT][16:].any() and not streams[WEIGHT][9].any(), "padding, and a lost trajectory"
 
 
-def test_a_trajectory_comes_back_but_for_its_tokens() -> None:
+def test_a_batch_in_which_nothing_teaches_makes_no_step() -> None:
+    """verl leaves a step out whose gradient is not finite; after zeros AdamW would go on by its moments."""
+    method, groups = groups_of("adpo")
+    quiet = [t for _ in range(2) for t in groups[1].trajectories]
+    responses, uids = [t.tokens for t in quiet], [0] * 4 + [1] * 4
+    streams, _ = row_streams(method, [*map(as_plain, quiet)], responses, uids, [range(8)], LossConfig())
+    assert streams[WEIGHT].isnan().all()
+
+
+def test_stages_of_a_method_go_on() -> None:
+    """SCoRe's credit asks for the step: its second stage pays the first turn for itself."""
+    _, groups = groups_of("adapo")
+    method = make_method("score", first_stage=1, kl=0.01, first_kl=0.1)
+    flat = [t for group in groups for t in group.trajectories]
+    uids = [group.problem.id for group in groups for _ in group.trajectories]
+    found = [
+        row_streams(
+            method, [*map(as_plain, flat)], [t.tokens for t in flat], uids, [range(16)], LossConfig(), n
+        )
+        for n in (0, 1)
+    ]
+    assert [figures["score/stage"] for _, figures in found] == [1, 2]
+    assert [round(float(streams[KL_COEF].max()), 3) for streams, _ in found] == [0.1, 0.01]
+
+
+def test_a_trajectory_comes_back() -> None:
     _, groups = groups_of("adapo")
     for t in groups[2].trajectories:
-        back = as_trajectory(json.loads(json.dumps(as_plain(t))))
-        assert [(s.channel, s.author, s.turn, s.finish, len(s.tokens)) for s in back.segments] == [
-            (s.channel, s.author, s.turn, s.finish, len(s.tokens)) for s in t.segments
+        back = as_trajectory(json.loads(json.dumps(as_plain(t))), t.tokens)
+        assert [(s.channel, s.author, s.turn, s.finish, s.tokens) for s in back.segments] == [
+            (s.channel, s.author, s.turn, s.finish, s.tokens) for s in t.segments
         ]
         assert (back.scores, back.rewards, back.lost) == (t.scores, t.rewards, t.lost)
+
+
+def test_groups_stay_together() -> None:
+    """On two ranks of six rows each; the longest group of three goes first."""
+    uids, lengths = list("abcdabcdabcd"), [1, 9, 5, 2] * 3
+    order = in_groups(uids, lengths, 2)
+    assert ["".join(uids[row] for row in order[rank : rank + 6]) for rank in (0, 6)] == ["bbbaaa", "cccddd"]
+    names = [*"abab", "pad"]
+    ragged = in_groups(names, [3, 1, 3, 1, 2], 2)
+    assert [names[row] for row in ragged] == ["a", "a", "b", "b", "pad"]
 
 
 def test_rows_of_an_optimiser_step() -> None:
@@ -130,18 +169,121 @@ def test_rows_of_an_optimiser_step() -> None:
 CREDIT = "method.verification_credit=concordance"
 ENGINE = ["engine={name: verl, gpus_per_node: 2}", "policy.path=some/model"]
 
+READ_THERE = [
+    "task", "method", "evaluation_task", "policy.train_vision", "policy.template_options",
+    "episode.turns", "episode.step_threads", "episode.step_timeout_s", "episode.hung_threads",
+    "learner.keep", "learner.optim.schedule", "learner.optim.warmup", "learner.loss.denominator",
+    "learner.loss.ratio", "learner.loss.importance_cap", "learner.loss.drop_truncated",
+    "learner.loss.drop_zero_advantage", "evaluation.second_turn", "evaluation.retries"
+]  # fmt: skip
+"""Settings that our own code reads in verl's processes, of the recipe under ``algorithm.selfverify``."""
+NOT_THERE = [
+    "policy.shared_prefix", "evaluation.batch_problems", "evaluation.on_bad",
+    "evaluation.extractor", "evaluation.score", "evaluation.seed"
+]  # fmt: skip
+"""verl forwards each row with its own prompt; the others are for `selfverify eval` of what it has learnt."""
+VALUES: dict[str, Any] = {
+    "name": "other", "output": "elsewhere", "learner.steps": 70, "stopping": {}, "policy.path": "other/model",
+    "policy.server": {"concurrent": 3}, "policy.device": "cpu", "policy.dtype": "bfloat16",
+    "policy.min_pixels": 3136, "policy.max_pixels": 3136, "policy.lora.targets": ["q_proj"],
+    "policy.template_options": {"enable_thinking": False}, "learner.groups_per_step": 48,
+    "learner.batch.updates_per_rollout": 2, "learner.optim.betas": [0.8, 0.9],
+    "learner.log.trackers": ["wandb"],
+    "learner.optim.channel_rates": {"score": 0.5}, "learner.optim.channels": "separate",
+    "learner.checkpoint.best_metric": "accuracy", "sampling.vllm": {"server_base_url": "http://a:1"},
+    "learner.batch.micro_batch_tokens": None, "policy.lora.dropout": 0.1, "sampling.engine": "vllm",
+}  # fmt: skip
+ALSO: dict[str, dict[str, Any]] = {
+    "sampling.vllm": {"sampling.engine": "vllm"},
+    "sampling.engine": {"sampling.vllm": {"server_base_url": "http://a:1"}},
+    "policy.master_weights": {"policy.dtype": "bfloat16"},
+    "learner.optim.channel_rates": {"learner.optim.channels": "separate"},
+    "learner.checkpoint.best_metric": {"learner.log.evaluate_every": 5},
+    "learner.batch.micro_batch_groups": {"learner.batch.micro_batch_tokens": None},
+}
+"""What has to be set, too, for a setting to mean something."""
+
+
+def settings(model: type[Config] = Recipe, above: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in model.model_fields.items():
+        dotted = f"{above}{name}"
+        inner = [
+            part
+            for part in (field.annotation, *get_args(field.annotation))
+            if isinstance(part, type) and issubclass(part, Config) and part is not NamedConfig
+        ]
+        if inner and dotted not in REFUSED and dotted != "engine":
+            yield from settings(inner[0], f"{dotted}.")
+        elif dotted != "engine":
+            yield dotted, field
+
+
+def other(name: str, field: FieldInfo) -> Any:
+    """Another value than the default."""
+    if name in VALUES:
+        return VALUES[name]
+    kinds = [field.annotation, *get_args(field.annotation)]
+    chosen = [v for kind in kinds if get_origin(kind) is Literal for v in get_args(kind)]
+    if chosen or get_origin(field.annotation) is Literal:
+        return next(v for v in chosen or get_args(field.annotation) if v != field.default)
+    if isinstance(field.default, bool):
+        return not field.default
+    for kind, value in ((int, 7), (float, 0.5), (str, "words")):
+        if kind in kinds:
+            return value
+    raise AssertionError(f"{name}: say in VALUES what it may be")
+
+
+def with_values(recipe: Recipe, values: dict[str, Any]) -> Recipe:
+    plain = recipe.model_dump(mode="json")
+    for dotted, value in values.items():
+        *sections, last = dotted.split(".")
+        inner = plain
+        for section in sections:
+            inner[section] = inner = inner.get(section) or {}
+        inner[last] = value
+    return Recipe.model_validate(plain)
+
+
+def test_every_setting_reaches_verl_or_is_refused() -> None:
+    """A new setting of a recipe is mapped, named here as read by our own code there, or refused."""
+    plain = load_recipe("adpo-digits", [*ENGINE, CREDIT])
+    found = {name for name, _ in settings()}
+    assert {*READ_THERE, *NOT_THERE, *REFUSED} <= found, "no setting is named that there is not"
+    wrong = []
+    for name, field in settings():
+        if name in (*READ_THERE, *NOT_THERE):
+            continue
+        lora = {"policy.lora.rank": 4} if name.startswith("policy.lora") else {}
+        recipe = with_values(plain, {**lora, **ALSO.get(name, {})} if name not in REFUSED else {})
+        changed = with_values(plain, {**lora, **ALSO.get(name, {}), name: other(name, field)})
+        try:
+            made, _ = verl_config(changed)
+        except ConfigError as error:
+            if name not in str(error):
+                wrong.append(f"{name}: {error}")
+            continue
+        before, _ = verl_config(recipe)
+        for config in (made, before):
+            del config["algorithm"]["selfverify"]
+        if made == before or name in REFUSED:
+            wrong.append(f"{name} changes nothing")
+    assert not wrong, "\n".join(wrong)
+
 
 def test_the_configuration_of_a_recipe() -> None:
-    recipe = load_recipe(
-        "adpo-digits",
-        [*ENGINE, CREDIT, "engine.options={trainer.nnodes: 3, data.seed: 7}", "learner.groups_per_step=8"],
-    )
-    made = verl_config(recipe)
-    assert made["trainer"]["v1"]["trainer_mode"] == "selfverify" and made["trainer"]["nnodes"] == 3
-    assert made["data"]["train_batch_size"] == 8 and made["data"]["seed"] == 7
+    more = [
+        "engine.options={trainer.balance_batch: false, data: {val_batch_size: 7}}",
+        "learner.groups_per_step=8",
+    ]
+    recipe = load_recipe("adpo-digits", [*ENGINE, CREDIT, *more])
+    made, options = verl_config(recipe)
+    assert made["trainer"]["v1"]["trainer_mode"] == "selfverify" and made["data"]["train_batch_size"] == 8
+    assert options == ["trainer.balance_batch=false", "data.val_batch_size=7"], "hydra reads them"
     assert made["actor_rollout_ref"]["rollout"]["n"] == recipe.sampling.group_size
     assert made["algorithm"]["selfverify"]["method"]["name"] == "adpo"
     assert made["actor_rollout_ref"]["actor"]["use_kl_loss"] == (recipe.method.options.get("kl", 0) > 0)
+    assert made["trainer"]["save_freq"] > 0, "the trained weights are saved"
 
 
 @pytest.mark.parametrize(
@@ -154,6 +296,17 @@ def test_the_configuration_of_a_recipe() -> None:
             "multiple of",
         ),
         ("adapo-math-sft", [], "learn by rewards"),
+        ("adapo-digits", [], "engine.response_tokens"),
+        ("adpo-digits", [CREDIT, "engine.mode=async", "learner.loss.importance_cap=null"], "older weights"),
+        ("adpo-digits", [CREDIT, "engine.options={data.train_batch_size: 3}"], "the recipe says 24"),
+        ("adpo-digits", [CREDIT, "engine.options={+data: {train_batch_size: 3}}"], "the recipe says 24"),
+        ("adpo-digits", [CREDIT, "engine.options={data: 3}"], "the recipe says"),
+        (
+            "adpo-digits",
+            [CREDIT, "engine.options={actor_rollout_ref.actor.entropy_coeff: 0.1}"],
+            "stands in its place",
+        ),
+        ("adpo-digits", [CREDIT, "engine.options={algorithm: {rollout_correction: {a: 1}}}"], "in its place"),
     ],
 )
 def test_what_verl_cannot_do_is_refused(recipe: str, changes: list[str], message: str) -> None:
@@ -161,10 +314,61 @@ def test_what_verl_cannot_do_is_refused(recipe: str, changes: list[str], message
         verl_config(load_recipe(recipe, [*ENGINE, *changes]))
 
 
+QWEN_7B = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "hidden_size": 3584,
+    "intermediate_size": 18944, "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4,
+    "vocab_size": 152064, "vision_config": {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420,
+    "out_hidden_size": 3584, "num_heads": 16},
+}  # fmt: skip
+"""Shapes of Qwen2.5-VL-7B-Instruct, as its config.json has them."""
+
+
+@pytest.mark.parametrize(
+    "where", [["engine.nodes=1"], ["engine.nodes=8"], ["engine.gpus_per_node=1", "policy.lora={}"]]
+)
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("adpo-math-verl", "adpo-math"), ("adpo-grounding-verl", "adpo-grounding"),
+        ("adpo-mobile-verl", "adpo-mobile"), ("adapo-math-verl", "adapo-math"),
+        ("smartsnap-verl", "smartsnap-qwen2.5-7b"),
+    ],
+)  # fmt: skip
+def test_recipes_of_the_papers_fit_verl(tmp_path: Path, name: str, base: str, where: list[str]) -> None:
+    """On 8 and on 64 GPUs, and with an adapter on one; all but engine and name is the paper's recipe."""
+    plain = load_recipe(name)
+    assert plain.model_copy(update={"engine": None, "name": base, "output": f"runs/{base}"}) == load_recipe(
+        base
+    )
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_7B))
+    score = ["task.score=false", "evaluation.score=soft"] if base.startswith("adapo") else []
+    data = [
+        "task.name=digits-pick",
+        "episode={}",
+        "evaluation.problems=8",
+        "learner.epochs=null",
+        *score,
+    ]  # no data is here
+    recipe = load_recipe(name, [*data, f"policy.path={tmp_path}", *where])
+    assert recipe.engine is not None
+    lines = engine_lines(recipe, recipe.engine, verl_config(recipe)[0])
+    assert "does NOT fit" not in "".join(lines) and "this fits into 80 GB" in lines[3]
+    parameters = int(lines[0].split()[0].replace(",", ""))
+    assert parameters == 8_292_166_656, "as the Hub says"
+
+
+def test_a_plan_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    recipe = load_recipe("adpo-digits", ["engine={gpus_per_node: 1}", CREDIT, "policy.path=nobody/no-model"])
+    assert recipe.engine is not None
+    with pytest.raises(ConfigError, match=r"nobody/no-model: its config\.json"):
+        engine_lines(recipe, recipe.engine, verl_config(recipe)[0])
+
+
 def test_what_only_our_trainer_does_is_refused() -> None:
     words = ["train", "adpo-digits", "engine={name: verl}", CREDIT]
-    for more in (["--resume"], ["--overwrite"]):
+    for more in (["--overwrite"], ["--replay", "runs/other"]):
         shown = CliRunner().invoke(app, [*words, *more])
-        assert shown.exit_code == 2 and "trainer.resume_mode" in " ".join(shown.output.split())
+        assert shown.exit_code == 2 and "our own trainer's" in " ".join(shown.output.split())
     shown = CliRunner().invoke(app, words)
-    assert shown.exit_code == 2 and "is not installed here" in " ".join(shown.output.split())
+    assert shown.exit_code == 2 and "none is installed here" in " ".join(shown.output.split())

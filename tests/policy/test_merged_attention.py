@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rounding import assert_close
 from selfverify.policy import shared_attention
 from selfverify.policy.flash import CpuFlash, CudaFlash, Flash, flash_for
-from selfverify.policy.packing import SharedLayout
+from selfverify.policy.packing import Carrier, SharedLayout
 from selfverify.policy.shared_attention import MergedAttention, merged
 
 B, G, K, R, D, P = 2, 3, 2, 5, 8, 7
@@ -209,7 +209,10 @@ def test_what_a_layer_hands_to_cudas_kernels(
     ]
     with Handed() as handed:
         out, _ = shared_attention.shared_attention(
-            SimpleNamespace(layer_idx=0), *(x.transpose(1, 2) for x in made), torch.zeros(1), shared=layout
+            SimpleNamespace(layer_idx=0),
+            *(x.transpose(1, 2) for x in made),
+            torch.zeros(1),
+            shared=Carrier(layout),
         )
         out.sum().backward()
     assert handed.calls >= 1 + (len(sizes) if layout.sizes() else 1)

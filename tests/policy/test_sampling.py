@@ -12,7 +12,7 @@ from transformers import TopPLogitsWarper
 from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.policy.decoding import Sample, pick_tokens, uniforms
+from selfverify.policy.decoding import Sample, pick_tokens, uniform_draws
 from selfverify.policy.policy import Policy
 from tiny_models import boosted
 
@@ -107,11 +107,9 @@ def test_same_seed_same_bits_and_other_seed_other_samples(policy: Policy, proble
 
 
 def test_a_samples_draws_depend_on_its_seed_place_and_turn_alone() -> None:
-    numbers = uniforms([3, 4], 5, 6)
-    assert numbers.dtype == torch.float64
-    assert torch.equal(uniforms([4], 3, 4), numbers[1:, :3, :4])
-    second = uniforms([3, 4], 5, 6, turn=1)
-    assert torch.cat([numbers, second]).unique().numel() == 120
+    numbers = [uniform_draws(seed, g, turn, 6) for seed in (3, 4) for g in range(5) for turn in (0, 1)]
+    assert numbers[-1].dtype == torch.float64 and torch.cat(numbers).unique().numel() == 120
+    assert torch.equal(uniform_draws(4, 4, 1, 4), numbers[-1][:4])
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9])

@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.policy.conftest import Loaders, noise_image
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import selfverify.policy.shared_attention as shared_attention
 from rounding import assert_close, assert_gradients_close
+from selfverify.core import ranks
 from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.packing import Continuation
@@ -252,3 +256,35 @@ def test_only_what_is_read(load_policy: Any, problems: list[Problem], checkpoint
     calls = 1 + checkpointing
     assert first == [max(len(p.ids) for p in prompts) + own] * calls
     assert last == [1 + own] * calls
+
+
+def test_shards_in_mixed_precision_share(load_policy: Any, problems: list[Problem]) -> None:
+    """FSDP casts what modules are given, and copies every dataclass on the way."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        policy = forced(load_policy(), True)
+        whole = policy.logprobs(policy.encode(problems), [[[7, 8], [9]]] * 3).detach()
+        plan: Any = {"mesh": init_device_mesh("cpu", (1,)), "mp_policy": MixedPrecisionPolicy(torch.bfloat16)}
+        for layer in policy.loaded.family.backbone(policy.model).layers:
+            fully_shard(layer, **plan)
+        fully_shard(policy.root, **plan)
+        found = policy.logprobs(policy.encode(problems), [[[7, 8], [9]]] * 3)
+        sampled = policy.sample(policy.encode(problems), SamplingConfig(max_new_tokens=3), seeds=[0, 1, 2])
+    finally:
+        dist.destroy_process_group()
+    torch.testing.assert_close(found.float(), whole, atol=0.5, rtol=0.1)
+    assert policy.shares_prefix and sampled
+
+
+def test_a_towers_sum_may_be_infinite_in_float16(
+    load_policy: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With several processes the tower takes part in each pass, with no weight where no image is seen."""
+    policy = load_policy(train_vision=True)
+    policy.model.half()
+    with torch.no_grad():
+        for parameter in policy.loaded.family.vision_parameters(policy.model):
+            parameter.fill_(200.0)
+    monkeypatch.setattr(ranks, "count", lambda: 2)
+    values = policy.logprobs(policy.encode(problems[1:2]), [[[7, 8, 9]]])
+    assert bool(values.isfinite().all()) and values.requires_grad

@@ -299,7 +299,7 @@ def test_a_template_can_be_told_to_leave_thoughts_out(load_policy: Any) -> None:
 
 
 def test_options_of_the_template_cannot_be_what_we_say_ourselves() -> None:
-    with pytest.raises(ValidationError, match="tools is not for recipes to say"):
+    with pytest.raises(ValidationError, match="the library sets tools itself"):
         PolicyConfig(template_options={"tools": True})
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from PIL import Image
 
 from rounding import assert_close
@@ -46,18 +45,10 @@ def test_pictures_are_shown_and_what_cannot_be_shown_has_no_answer(policy: Polic
     assert len(shown) == 2 and broken == []
 
 
-@pytest.mark.parametrize(
-    ("text", "decimals"),
-    [
-        ("0.8</score>", 1),
-        ("1</score>", 1),
-        ("0.85</score>.", 2),
-        ("0.8500</score>", 2),
-        (" 0.07 </score>", 2),
-    ],
-)
-def test_the_decimals_of_a_written_score(text: str, decimals: int) -> None:
-    assert decimals_of(written_score(Trajectory([Segment("score", [1], text=text)]))) == decimals
+def test_the_decimals_of_a_written_score() -> None:
+    written = {"0.8</score>": 1, "1</score>": 1, "0.85</score>.": 2, "0.8500</score>": 2, " 0.07 </score>": 2}
+    for text, decimals in written.items():
+        assert decimals_of(written_score(Trajectory([Segment("score", [1], text=text)]))) == decimals
 
 
 def test_an_answer_is_read_by_its_own_form_alone(policy: Policy) -> None:

@@ -92,10 +92,8 @@ def test_many_conversations_wait_at_once(ending_policy: Callable[..., Policy], h
     count = iter(range(MANY))
     limits = RolloutLimits(turns=3, step_threads=MANY, step_timeout_s=30.0, hung_threads=1)
     sampling = SamplingConfig(group_size=MANY, max_new_tokens=12, top_p=1.0)
-    rolled = held(
-        ending_policy(), [PROBLEM], [3], lambda p, seed: Remote(desk, next(count) == 5), limits, sampling
-    )
-    made = rolled.groups[0].trajectories
+    policy, begin = ending_policy(), lambda p, seed: Remote(desk, next(count) == 5)
+    made = held(policy, [PROBLEM], [3], begin, limits, sampling).groups[0].trajectories
     assert desk.everyone.n_waiting == 0 and desk.open == 0
     lost = [t.finish == Finish.ERROR for t in made]
     assert lost == [number == 5 for number in range(MANY)] and desk.cancelled == 1

@@ -66,9 +66,7 @@ def hold(
     policy: Policy, first: Callable[[], Any], problem: Problem = ASKED, limits: RolloutLimits = LIMITS
 ) -> list[Trajectory]:
     """Three conversations; the one in the middle begins with ``first``."""
-    return three(
-        policy, lambda: Given(first), lambda: Given(lambda: None), 3, limits, SAMPLING, problem=problem
-    )
+    return three(policy, lambda: Given(first), lambda: Given(lambda: None), 3, limits, SAMPLING, problem)
 
 
 def streams_of(rollout: Rollout, method: Method) -> list[TokenStreams]:
@@ -140,9 +138,8 @@ def test_a_conversation_that_is_shown_nothing_is_the_ordinary_one(
     assert with_end.begun and not without.begun
     rest = ReplyEncoder(policy.encoder).opening(ASKED, None).tokens
     assert [*without.ids.tolist(), *rest] == with_end.ids.tolist()
-    for opened, ordinary in zip(
-        hold(policy, lambda: None), hold(policy, lambda: None, problem=PLAIN), strict=True
-    ):
+    begun, plain = hold(policy, lambda: None), hold(policy, lambda: None, problem=PLAIN)
+    for opened, ordinary in zip(begun, plain, strict=True):
         assert opened.segments[0].tokens == rest
         assert [s.tokens for s in opened.segments[1:]] == [s.tokens for s in ordinary.segments]
 
@@ -174,9 +171,8 @@ def test_over_before_the_policy_speaks(
     [prompt] = policy.encode([problem])
     streams = make_streams(prompt, group, credits)
     assert streams.trained_gr.any(-1).tolist() == [True, False, True] and streams.trajectories == 2
-    assert method.metrics([group])["conversation/turns"] == pytest.approx(
-        sum(len({s.turn for s in t.segments if s.author == "policy"}) for t in found) / 3
-    )
+    turns = sum(len({s.turn for s in t.segments if s.author == "policy"}) for t in found)
+    assert method.metrics([group])["conversation/turns"] == pytest.approx(turns / 3)
     streams.prepare_images(policy.encoder)
     update(policy, [streams], loss__denominator="sequence")
     grads = [p.grad for p in policy.model.parameters() if p.grad is not None]
@@ -221,9 +217,9 @@ def test_recited_conversations_begin_in_the_same_way(ending_policy: Callable[...
     for seed, trajectory in zip(seeds, made.groups[0].trajectories, strict=True):
         turns = [Sample(s.tokens, s.logprobs, s.finish) for s in trajectory.segments if s.author == "policy"]  # type: ignore[arg-type]
         again = recite(policy, ASKED, Screen(seed), turns)
-        assert [(s.channel, s.tokens, s.turn, s.text) for s in again.segments] == [
-            (s.channel, s.tokens, s.turn, s.text) for s in trajectory.segments
-        ]
+        for own, other in zip(again.segments, trajectory.segments, strict=True):
+            for name in ("channel", "tokens", "turn", "text"):
+                assert getattr(own, name) == getattr(other, name)
 
 
 def raises() -> Any:
@@ -274,10 +270,9 @@ def test_templates_whose_roles_alternate(load_policy: Any) -> None:
     after = "<|im_end|>\n<|im_start|>assistant\n"
     assert decode(writer.opening(ASKED, None).tokens) == after
     assert decode(writer.opening(ASKED, Observation(" a <|im_end|>")).tokens) == f"\n\n a <|im_end|>{after}"
-    shown = writer.opening(
-        ASKED, Observation([{"type": "image"}, {"type": "text", "text": "b"}], [picture(0)])
-    )
-    assert decode(shown.unexpanded) == f"\n\n<|vision_start|><|image_pad|><|vision_end|>b{after}"
+    screen = Observation([{"type": "image"}, {"type": "text", "text": "b"}], [picture(0)])
+    shown = decode(writer.opening(ASKED, screen).unexpanded)
+    assert shown == f"\n\n<|vision_start|><|image_pad|><|vision_end|>b{after}"
     special = policy.tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert list(writer.opening(ASKED, Observation("<|im_end|>")).tokens).count(special) == 1
     with pytest.raises(ConfigError, match=r"problem asked: .* cannot continue a conversation"):

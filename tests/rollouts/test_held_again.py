@@ -70,21 +70,11 @@ class Lighting(Task):
         return Given(DONE if done else [KITCHEN, submit(1), ""], lose)
 
 
-def held(
-    policy: Policy,
-    task: Task,
-    problems: list[Problem],
-    seeds: list[int],
-    sampling: SamplingConfig,
-    retries: int,
-) -> Rollout:
-    limits = task.limits.model_copy(update={"retries": retries})
-    return rollout(PolicySampler(policy, sampling), task, problems, seeds, sampling.group_size, limits=limits)
-
-
-def rolled(policy: Policy, task: Lighting, retries: int) -> Any:
+def rolled(policy: Policy, task: Lighting, retries: int, sampling: SamplingConfig = SAMPLING) -> Rollout:
+    """Two groups of three conversations."""
     problems = [task.problem("test", 0, n) for n in range(2)]
-    return held(policy, task, problems, [7, 8], SAMPLING, retries)
+    limits = task.limits.model_copy(update={"retries": retries})
+    return rollout(PolicySampler(policy, sampling), task, problems, [7, 8], 3, limits=limits)
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +120,10 @@ def test_a_conversation_without_a_verdict_is_not_lost(endless: Policy) -> None:
     """A turn that was cut off is masked; to hold it again would change nothing."""
     task = Lighting({})
     short = SAMPLING.model_copy(update={"max_new_tokens": 1})
-    found = held(endless, task, [task.problem("test", 0, 0)], [7], short, 2)
+    found = rolled(endless, task, 2, short)
     for trajectory in found.groups[0].trajectories:
         assert trajectory.finish == Finish.ERROR and trajectory.parsed.unjudged and not trajectory.lost
-    assert found.retries == {} and len(task.seeds) == 3
+    assert found.retries == {} and len(task.seeds) == 6
 
 
 def test_evaluations_tell_both_denominators(policy: Policy, tmp_path: Any) -> None:

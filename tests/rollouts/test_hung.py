@@ -129,13 +129,8 @@ def test_a_run_keeps_what_it_has_learnt(gate: threading.Event, hung: HungThreads
     """A step whose threads hang within the limit is learnt; the one that goes beyond it ends the run."""
     task = Sums()
     task.gate = gate
-    config = TrainerConfig(
-        steps=5,
-        groups_per_step=2,
-        optim={"learning_rate": 1e-4},
-        loss={"drop_zero_advantage": False},
-        checkpoint={"every": 0},
-    )
+    steps: dict[str, Any] = {"steps": 5, "groups_per_step": 2, "checkpoint": {"every": 0}}
+    config = TrainerConfig(optim={"learning_rate": 1e-4}, loss={"drop_zero_advantage": False}, **steps)
     arguments: dict[str, Any] = {"output": tmp_path, "seed": 0}
     with pytest.raises(HungError, match="of this process hang in episodes"):
         learn(Policy.load("builtin:digits"), task, make_method("grpo"), config, SAMPLING, **arguments)
@@ -161,7 +156,6 @@ def test_a_call_that_leaves_its_thread_is_known_at_once(error: type[BaseExceptio
     for index, call in enumerate((leaves, lambda: 2)):
         runner.start("shown", (0, index), call, "turn 0")
     found = runner.wait(everything=True)["shown"]
-    assert (
-        isinstance(found[0, 0], RuntimeError) and str(found[0, 0]) == f"it ended with {error.__name__}: now"
-    )
+    assert isinstance(found[0, 0], RuntimeError)
+    assert str(found[0, 0]) == f"it ended with {error.__name__}: now"
     assert found[0, 1] == 2 and episode_runner.HUNG.count() == hung

@@ -30,6 +30,7 @@ from serving_servers import (
     question,
     quick_gateway,
     served,
+    tagged,
     used,
 )
 
@@ -115,17 +116,19 @@ def unread(fake: FakeUpstream, fields: Body) -> float:
     return served(fake, use)
 
 
-def test_nothing_of_a_request_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """Not from aiohttp, which quotes what it cannot read, nor from faults of our own."""
+def test_nothing_of_a_request_is_in_the_log(caplog: pytest.LogCaptureFixture, picture: str) -> None:
+    """Nor of an answer: not from aiohttp, which quotes what it cannot read, nor from faults of our own."""
     caplog.set_level(logging.DEBUG)
+    parts = [{"type": "image_url", "image_url": {"url": picture}}, {"type": "text", "text": "my-secret"}]
 
     def broken(*args: Any) -> None:
         raise ValueError("my-secret")
 
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> None:
+        body = question() | {"messages": [{"role": "user", "content": parts}]}
+        assert (await post(session, f"{url}/{CHAT}", body))[0] == 200
         gateway.backend.check = broken  # type: ignore[assignment]
-        status, _ = await post(session, f"{url}/{CHAT}", question("my-secret"))
-        assert status == 500
+        assert (await post(session, f"{url}/{CHAT}", body))[0] == 500
         for line in (
             b"POST /v1/x HTTP/1.1\r\nAuthorization: Bearer my-secret\r\nmy-secret\r\n\r\n",
             b"my-secret my-secret my-secret\r\n\r\n",
@@ -138,10 +141,11 @@ def test_nothing_of_a_request_is_in_the_log(caplog: pytest.LogCaptureFixture) ->
             assert b" 400 " in await reader.readline()
             writer.close()
 
-    served(FakeUpstream(), use)
+    served(FakeUpstream(write=lambda body, i: tagged("my-secret")), use)
     told = [record.getMessage() + str(record.exc_info) for record in caplog.records]
-    assert any("failed: ValueError" in line for line in told)
-    assert not [line for line in told if "my-secret" in line] and "my-secret" not in caplog.text
+    assert any("failed: ValueError" in line for line in told) and "/v1/chat/completions 200" in caplog.text
+    assert not [line for line in told if "my-secret" in line or "base64" in line]
+    assert "my-secret" not in caplog.text
 
 
 def test_collections_leave_out_what_was_there_before() -> None:

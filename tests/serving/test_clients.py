@@ -91,8 +91,9 @@ def test_python_errors_have_their_types(client: openai.OpenAI, messages: Any, ad
     with pytest.raises(openai.BadRequestError) as bad:
         client.chat.completions.create(model="m", messages=messages, extra_body={"best_of": {"n": 0}})
     assert bad.value.param == "best_of.n" and bad.value.code == "invalid_value"
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.NotFoundError) as gone:
         client.chat.completions.create(model="other", messages=messages)
+    assert (gone.value.param, gone.value.code) == ("model", "model_not_found")
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=address, api_key="wrong").models.list()
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
 import serving_servers
-from selfverify.core.errors import ConfigError
 from selfverify.selection.calibration import Calibration, Fusion
-from selfverify.serving.config import ServeConfig
-from selfverify.serving.server import open_gateway
 from serving_servers import Body, FakeUpstream, question, tagged
 
 FITTED = Calibration("temperature", fusion=Fusion(2.0, 3.0, 0.5), fitted_on={"verifier": "fused"})
@@ -34,27 +32,24 @@ def told(reply: Body) -> Body:
     return found
 
 
-def test_a_sum_is_no_confidence() -> None:
-    for strategy in ("best", "weighted"):
-        status, reply = ask({"verifier": "fused:2", "strategy": strategy})
-        assert status == 200 and told(reply)["score"] == pytest.approx(0.9 - 2 * 2.0)
-        assert told(reply)["confidence"] is None and not told(reply)["abstained"]
-    status, reply = ask({"verifier": "fused:2", "strategy": "majority"})
-    assert status == 200 and told(reply)["confidence"] == 1.0  # a share of votes
-
-
-def test_where_nothing_is_known_there_is_no_confidence() -> None:
-    """Whoever counts votes instead says nothing of what the score would have been."""
-    for verifier, calibration in (("fused:2", None), ("fused", FITTED)):
-        status, reply = ask({"verifier": verifier}, None, calibration)
-        assert status == 200 and told(reply)["strategy"] == "majority"
-        assert told(reply)["score"] is None and told(reply)["confidence"] is None
-
-
-@pytest.mark.parametrize("verifier", ["fused", "fused:x"])
-def test_a_sum_without_a_weight_is_refused(verifier: str) -> None:
-    status, reply = ask({"verifier": verifier})
-    assert status == 400 and reply["error"]["param"] == "best_of.verifier"
+@pytest.mark.parametrize(
+    ("asked", "logprob", "calibration", "strategy", "score", "confidence"),
+    [
+        *[({"verifier": "fused:2", "strategy": s}, -2.0, None, s, 0.9 - 2 * 2.0, None)
+          for s in ("best", "weighted")],
+        ({"verifier": "fused:2", "strategy": "majority"}, -2.0, None, "majority", 0.9 - 2 * 2.0, 1.0),
+        # Without log-probabilities there are votes, which say nothing of what the score would have been.
+        ({"verifier": "fused:2"}, None, None, "majority", None, None),
+        ({"verifier": "fused"}, None, FITTED, "majority", None, None),
+    ],
+)  # fmt: skip
+def test_a_sum_is_no_confidence_and_a_share_of_votes_is_one(
+    asked: Body, logprob: float | None, calibration: Any, strategy: str, score: Any, confidence: Any
+) -> None:
+    status, reply = ask(asked, logprob, calibration)
+    found = told(reply)
+    assert (status, found["strategy"], found["abstained"]) == (200, strategy, False)
+    assert found["score"] == pytest.approx(score) and found["confidence"] == confidence
 
 
 def test_a_fitted_sum_is_a_confidence() -> None:
@@ -68,12 +63,3 @@ def test_nothing_is_withheld_by_a_sum() -> None:
     assert status == 400 and reply["error"]["param"] == "best_of.abstain_below"
     assert "fused:2" in reply["error"]["message"] and "leave it out" in reply["error"]["message"]
     assert ask({"verifier": "fused:2", "abstain_below": 0.5, "strategy": "majority"})[0] == 200
-
-
-def test_the_gateway_does_not_start_with_both() -> None:
-    settings = {
-        "backend": {"upstream": "http://127.0.0.1:9"},
-        "gateway": {"best_of": {"verifier": "fused:2", "abstain_below": 0.5}},
-    }
-    with pytest.raises(ConfigError, match=r"abstain_below: .*fused:2"):
-        open_gateway(ServeConfig.model_validate(settings))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import requests
 from PIL import Image
+from tests.visual.test_step_verifier import adapted
 from typer.testing import CliRunner
 
 from sampled_threads import drawn, sampled_threads
@@ -136,13 +137,6 @@ def test_no_tools_are_those_of_the_operator(servers: Loop) -> None:
     assert "crop" in described and "zoom_in" not in described
 
 
-def test_a_gateway_that_does_not_look(servers: Loop) -> None:
-    """The field is refused rather than ignored."""
-    address, _ = servers.before(FakeUpstream())
-    status, reply = told(address, asked({}))
-    assert status == 400 and "the gateway was started without it" in reply["error"]["message"]
-
-
 def test_a_failing_server(servers: Loop) -> None:
     """The error is the server's; where some conversations come to an end they are chosen from."""
     fake = FakeUpstream(fault=lambda body: 500)
@@ -164,6 +158,34 @@ def test_a_verifier_ends_looking_of_a_server(servers: Loop, load_policy: Any, tm
     assert step["stopped"] == "rule" and step["delta_r"] == 0.0
     status, reply = told(address, asked({"stop": "verifier"}))
     assert status == 400 and reply["error"]["param"] == "look.epsilon" and str(tmp_path) not in str(reply)
+
+
+def test_conversations_with_a_server_are_side_by_side(
+    servers: Loop, load_policy: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ask the server at the same time; the verifier reads their question once, and measures the same."""
+    folder, readers, most = tmp_path / "verifier", list[Any](), list[int]()
+    adapted(load_policy).save(folder)
+    threads = Policy.threads
+
+    def counted(policy: Policy, *about: Any, **more: Any) -> Any:
+        readers.append(policy)
+        return threads(policy, *about, **more)
+
+    monkeypatch.setattr(Policy, "threads", counted)
+    fake = FakeUpstream(write=always_looks, delay_s=0.2, fault=lambda body: most.append(fake.open))
+    address = before(servers, fake, verifier=str(folder), max_steps=2)
+    measured: dict[int, list[tuple[int, float]]] = {}
+    for n in (1, 5):
+        readers.clear()
+        most.clear()
+        events = streamed(address, asked({}, stream=True, best_of={"n": n, "progress": "events"}))
+        looks = [found["look"] for name, found in events if name == "look"]
+        measured[n] = sorted((step["step"], step["delta_r"]) for step in looks)
+        assert len(readers) == 2 and max(most) == n and len(looks) == 2 * n
+    assert all(abs(delta) > 1e-3 for _, delta in measured[1])
+    for number, (step, delta) in enumerate(measured[5]):
+        assert (step, delta) == pytest.approx(measured[1][number // 5], abs=1e-4)
 
 
 def writing(policy: Policy, write: Callable[[str], str]) -> None:
@@ -270,10 +292,14 @@ def test_the_command_lets_a_server_look_again(servers: Loop, street: str) -> Non
 
 
 def test_a_model_that_runs_here() -> None:
-    """It need not call anything."""
+    """Turns that are cut off are told, and the last one is the answer."""
     words = ["--task", "digits-pick", "--index", "3", "--look", "-n", "2", "--tool", "crop"]
     record = json.loads(run("solve", *words, "--max-new-tokens", "16", "--json").stdout)
-    assert len(record["candidates"]) == 2 and record["looks"] == [[], []]
+    assert len(record["candidates"]) == 2
+    for steps in record["looks"]:
+        assert ["cut off" in step["error"] for step in steps] == [True] * 3 and steps[-1][
+            "stopped"
+        ] == "errors"
 
 
 @pytest.mark.parametrize(

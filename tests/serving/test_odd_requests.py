@@ -15,9 +15,10 @@ from serving_servers import CHAT, Body, FakeUpstream, data_url, png, question
 SMALL, VERIFY = data_url(png()), "verify"
 
 
-def shown(url: Any, **more: Any) -> Body:
+def shown(url: Any, detail: str = "auto", **more: Any) -> Body:
     """Messages with an image at this address."""
-    parts = [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": url}, **more}]
+    image = {"type": "image_url", "image_url": {"url": url, "detail": detail}, **more}
+    parts = [{"type": "text", "text": "What?"}, image]
     return {"messages": [{"role": "user", "content": parts}]}
 
 
@@ -56,7 +57,7 @@ BY_BOTH: list[tuple[str, list[Body], str]] = [
     (CHAT, [{"best_of": {"instruction": "off"}}], "best_of.instruction"),
     (CHAT, [{"best_of": {"confidence": v}} for v in ("0.9", 2)], "best_of.confidence"),
     (CHAT, [{"best_of": {"temperature": 5e-324}}], "best_of.temperature"),
-    (CHAT, [{"best_of": {"verifier": v}} for v in ("no", "fused:nan", "fused:1e308", "fused")],
+    (CHAT, [{"best_of": {"verifier": v}} for v in ("no", "fused:nan", "fused:x", "fused:1e308", "fused")],
      "best_of.verifier"),
     (CHAT, [{"best_of": {"colour": 1}}, {"model": "m@bo2,colour=1"}], "best_of.colour"),
     (CHAT, [{"best_of": {"strategy": "oracle"}}, {"model": "m@bo8,strategy=nice"}], "best_of.strategy"),
@@ -89,6 +90,7 @@ HERE: list[tuple[str, list[Body], str]] = [
     (CHAT, [shown("https://example.org/cat.png"), shown(data_url(png((300, 300))[:200]))],
      f"{CONTENT}.1.image_url"),
     (CHAT, [shown(v) for v in (5, None, "")], f"{CONTENT}.1.image_url.url"),
+    (CHAT, [shown(SMALL, detail="low")], f"{CONTENT}.1.image_url.detail"),
     (CHAT, [shown(data_url(png((1, 3000))))], "messages"),
     (CHAT, [{"max_tokens": 10**9}], "max_tokens"),
     (CHAT, [{"best_of": {"verifier": "judge:/etc"}}], "best_of.verifier"),

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from selfverify.clients.candidates import Growing
 from selfverify.serving.app import Gateway
-from serving_servers import Body, FakeUpstream, question, served, tagged
+from serving_servers import Body, FakeUpstream, question, served
 
 CALLS: list[Body] = [
     {"index": 0, "id": "a", "type": "function", "function": {"name": "tap", "arguments": "{}"}, "more": 1},
@@ -102,13 +102,6 @@ def test_what_is_no_number_becomes_null(model: str, stream: bool) -> None:
     assert any((c.get("logprobs") or {}).get("content", [{}])[0].get("logprob", 0) is None for c in choices)
 
 
-def test_a_content_of_several_parts_is_a_text() -> None:
-    parts = [{"type": "text", "text": tagged("9")[:20]}, {"type": "text", "text": tagged("9")[20:]}]
-    said = {"choices": [{"index": 0, "message": {"content": parts}, "finish_reason": "stop"}]}
-    reply = json.loads(asked(json.dumps(said).encode(), "m@bo1"))
-    assert reply["choices"][0]["verification"]["answer"] == "9"
-
-
 def test_logprobs_are_those_of_the_text_that_is_returned() -> None:
     text = "9 <score>0.8</score>"
     entries = [{"token": token, "logprob": -0.5} for token in ("9", " <", "score", ">0.8</score>")]
@@ -169,10 +162,3 @@ def piece(arguments: str | None, name: str | None = None, **more: Any) -> Body:
 def test_pieces_of_calls_as_servers_send_them(pieces: list[Body], calls: list[str]) -> None:
     found = [(call.get("id"), call["function"]) for call in grown(*pieces)]
     assert [f"{name} {said['name']} {said['arguments']}" for name, said in found] == calls
-
-
-def test_halves_of_a_surrogate_pair_come_in_two_pieces() -> None:
-    growing = Growing(lambda reply: None)
-    for text, finish in (("4 \ud83d", None), ("\ude00", None), (" \ud83d", "stop")):
-        growing.grow({}, {"delta": {"content": text}, "finish_reason": finish})
-    assert growing.reply.text == "4 \U0001f600 \ufffd"

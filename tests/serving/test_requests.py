@@ -174,12 +174,6 @@ def test_n_is_the_number_of_answers() -> None:
         best_of(asked(n=6, best_of={"n": 4}), DEFAULTS)
 
 
-def test_nulls_are_left_out() -> None:
-    found = asked(temperature=None, stop=None, seed=None, stream=None, n=None)
-    assert (found.temperature, found.stop, found.stream, found.n) == (None, [], False, 1)
-    assert asked(stop="x").stop == ["x"]
-
-
 def test_ranked_answers_are_distinct_while_there_are_any() -> None:
     candidates = [Candidate(a, a, s) for a, s in (("7", 0.2), ("9", 0.9), ("7", 0.3), ("8", 0.1))]
     best = BestOfConfig(strategy="best")

@@ -91,18 +91,10 @@ def test_a_device_that_is_not_there_is_refused() -> None:
             Policy.load("builtin:digits", device=name)
 
 
-CHUNKS = {
-    "gemma3": (8192, 5),
-    "idefics3": (8192,),
-    "internvl": (8192,),
-    "llava_onevision": (24,),
-    "qwen3_vl": (24,),
-}
+CHUNKS = {"gemma3": 24, "idefics3": 8192, "internvl": 8192, "llava_onevision": 24, "qwen3_vl": 24}
 
 
-@pytest.mark.parametrize(
-    ("kind", "chunk"), [(kind, size) for kind, sizes in CHUNKS.items() for size in sizes]
-)
+@pytest.mark.parametrize(("kind", "chunk"), CHUNKS.items())
 def test_families(kind: str, chunk: int, asked: list[Problem], tmp_path: Path) -> None:
     """Conversations with images in the middle, log-probabilities, gradients, in small chunks or whole.
 
@@ -170,7 +162,7 @@ def test_given_up_samples_and_a_cut_nucleus(tiny_folder: Path) -> None:
             calls.append(1)
             return [1] if len(calls) > 3 else []
 
-        sampling = SamplingConfig(group_size=4, max_new_tokens=16, top_p=0.8)
+        sampling = SamplingConfig(group_size=3, max_new_tokens=6, top_p=0.8)
         groups = policy.sample(policy.encode(problems), sampling, seeds=[0, 1], given_up=given_up)
         found.append([[sample.tokens for sample in group] for group in groups])
     assert found[0] == found[1]
@@ -183,12 +175,12 @@ def test_the_host_waits_twice_for_a_token() -> None:
     problems = [make_task("digits-pick").problem("train", 0, index) for index in range(4)]
     prompts = policy.encode(problems)
     counts = []
-    for tokens in (2, 12):
+    for tokens in (2, 7):
         sampling = SamplingConfig(group_size=4, max_new_tokens=tokens, top_p=0.99)
         before = waits()
         policy.sample(prompts, sampling, seeds=range(4))
         counts.append(waits() - before)
-    assert (counts[1] - counts[0]) / 10 <= 3, counts
+    assert (counts[1] - counts[0]) / 5 <= 2, counts
 
 
 # --- training --------------------------------------------------------------------------------------------
@@ -240,13 +232,9 @@ def train(
 EXPECTED = {"verification_credit": "expected"}
 WHOLE = {"dtype": "bfloat16", "train_vision": True, "gradient_checkpointing": True}
 APART = {"activation_offload": True, "shared_prefix": "off", "logprob_chunk": 7}
+SEPARATE = {"batch__micro_batch_tokens": 60, "log__evaluate_every": 1, "optim__channels": "separate"}
 RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "expected, KL, slices": (
-        "adpo",
-        EXPECTED | {"kl": 0.01},
-        {"batch__micro_batch_tokens": 60, "log__evaluate_every": 1},
-    ),
-    "apart, expected": ("adpo", EXPECTED, {"optim__channels": "separate"}),
+    "expected, KL, slices, apart": ("adpo", EXPECTED | {"kl": 0.01}, SEPARATE),
     "joint, masters, vision, checkpointing": ("sft", {}, {"log__channels_every": 1, "policy": WHOLE}),
     "offload, no sharing, chunks": ("sft", {}, {"policy": APART}),
 }
@@ -262,18 +250,23 @@ def test_training(name: str, tiny_folder: Path, tmp_path: Path) -> None:
     assert trained.fingerprint() != on_cpu(**path, **changes.get("policy", {})).fingerprint()
 
 
-DROPOUT = {"lora": AdapterConfig(rank=4, dropout=0.2)}
 # With two updates each channel's moments are used again after the resumption.
-ALTERNATE = {"optim__channels": "alternate", "policy": {"dtype": "bfloat16"}, "batch__updates_per_rollout": 2}
+DROPOUT = {
+    "policy": {"lora": AdapterConfig(rank=4, dropout=0.2)}, "optim__channels": "alternate",
+    "batch__updates_per_rollout": 2,
+}  # fmt: skip
 TALKS = {
     "task": Shown(DigitsSumConfig(count=2)), "sampling": {"max_new_tokens": 12},
     "batch__updates_per_rollout": 2, "loss__ratio": "trajectory", "loss__denominator": "trajectory",
-    "checkpoint__rollout_log": "all",
+    "checkpoint__rollout_log": "all", "policy": {"dtype": "bfloat16"},
 }  # fmt: skip
 RESUMED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "adapter with dropout": ("sft", {}, {"policy": DROPOUT, "log__channels_every": 1}),
-    "alternate, masters": ("sft", {}, ALTERNATE),
-    "images in conversations, old log-probs, KL, ratios of trajectories": ("grpo", {"kl": 0.01}, TALKS),
+    "adapter with dropout, alternate": ("sft", {}, DROPOUT),
+    "images in conversations, old log-probs, KL, ratios of trajectories, masters": (
+        "grpo",
+        {"kl": 0.01},
+        TALKS,
+    ),
 }
 
 
@@ -329,7 +322,7 @@ def test_pairs(tiny_folder: Path) -> None:
 
 
 def test_evaluation(tmp_path: Path) -> None:
-    task, config = make_task("digits-pick"), EvaluationConfig(problems=2, samples=3)
+    task, config = make_task("digits-pick"), EvaluationConfig(problems=1, samples=3)
     here = evaluate(on_cpu(), task, config)
     there = evaluate(on_device(), task, config, tmp_path / "samples.jsonl")
     assert there["pass@1"] == here["pass@1"]
@@ -341,7 +334,7 @@ def test_second_turns_as_a_verifier() -> None:
     problem, found = task.problem("test", 0, 0), []
     for policy in (on_cpu(), on_device()):
         verifier = make_verifier("turns:2", policy, task)
-        choosing = ChoosingConfig(n=3, strategy="best")
+        choosing = ChoosingConfig(n=2, strategy="best")
         solution = solve(policy, task, problem, verifier, choosing, DrawsConfig(max_new_tokens=30))
         found.append([candidate.score for candidate in solution.candidates])
     assert found[0] == pytest.approx(found[1], abs=1e-3)
@@ -361,8 +354,7 @@ def _to_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
 
 FORGOTTEN: dict[str, tuple[Any, str]] = {
     "prompts": (Forward, "stack_prompts"),
-    "where continuations begin": (Forward, "starts"),
-    "positions": (Forward, "text_positions"),
+    "positions": (Forward, "continuation_positions"),
     "pixels": (families, "stacked"),
     "streams": (update_module, "stack"),
     "fixed log-probabilities": (update_module, "stack_known"),

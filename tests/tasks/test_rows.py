@@ -19,8 +19,9 @@ from selfverify.data.images import ImageRef
 from selfverify.experiments.registry import make_task
 from selfverify.tasks.base import Verdict
 from selfverify.tasks.grounding import Grounding
-from selfverify.tasks.math import Math
+from selfverify.tasks.math import Math, MathConfig
 from selfverify.tasks.mobile import Mobile
+from selfverify.tasks.row_task import DataFileConfig
 
 ROWS = [{"id": f"r{i}", "question": "?", "answer": "1"} for i in range(5)]
 
@@ -29,33 +30,17 @@ def over(rows: list[dict[str, Any]] = ROWS) -> Math:
     return Math(rows={"train": rows, "test": rows})
 
 
-def order(seed: int, epoch: int, given: Math | None = None) -> list[Any]:
-    given = given or over()
-    return [given.row("train", seed, epoch * 5 + i)[0]["id"] for i in range(5)]
-
-
-def test_every_epoch_passes_all_rows_in_an_order_of_its_own() -> None:
-    orders = [order(seed, epoch) for seed in (0, 1) for epoch in range(4)]
-    assert all(sorted(found) == ["r0", "r1", "r2", "r3", "r4"] for found in orders)
-    assert len({tuple(found) for found in orders}) > 4
-
-
-def test_order_depends_on_seed_and_index_alone() -> None:
-    given = over()
-    backwards = [given.row("train", 3, i)[0]["id"] for i in reversed(range(40))]
-    assert backwards[::-1] == [over().row("train", 3, i)[0]["id"] for i in range(40)]
-
-
-def test_problems_of_a_step_have_different_ids() -> None:
-    """Also where one epoch ends and the next begins with the same row."""
-    given = over()
-    assert len({given.row("train", 0, i)[1] for i in range(50)}) == 50
-    assert given.row("test", 0, 3)[1] == "math/test/r3"
-
-
-def test_evaluation_keeps_the_files_order() -> None:
-    given = over()
-    assert [given.row("test", 9, i)[0]["id"] for i in range(5)] == ["r0", "r1", "r2", "r3", "r4"]
+def test_training_passes_all_rows_again_and_again_in_orders_of_their_own() -> None:
+    """By seed and index alone. No two ids of a step are the same, also where two passes meet in one row."""
+    given, all_ids = over(), ["r0", "r1", "r2", "r3", "r4"]
+    made = {seed: [given.row("train", seed, i) for i in reversed(range(40))][::-1] for seed in (0, 1)}
+    orders = [[row["id"] for row, _ in rows[at : at + 5]] for rows in made.values() for at in range(0, 40, 5)]
+    assert all(sorted(order) == all_ids for order in orders) and len(set(map(tuple, orders))) > 8
+    assert made[1] == [over().row("train", 1, i) for i in range(40)]
+    assert len({id for _, id in made[0]}) == 40
+    # The other splits keep the file's order, whatever the seed.
+    kept = [given.row("test", 9, i) for i in range(5)]
+    assert [(row["id"], id) for row, id in kept] == [(id, f"math/test/{id}") for id in all_ids]
     with pytest.raises(DataError, match=r"has 5 rows, not 6"):
         given.row("test", 0, 5)
 
@@ -131,6 +116,35 @@ def test_rows_in_memory_are_read_as_a_files_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "problems"),
+    [({"solved": True}, ["a", "a/pass-2", "a/pass-3"]), ({"uniform_over": "category"}, ["a", "b", "c"])],
+)
+def test_rows_in_memory_are_chosen_from_as_a_files_are(
+    tmp_path: Path, options: dict[str, Any], problems: list[str]
+) -> None:
+    """By what their columns mean, whatever these are called; a broken row is left out or named."""
+    rows: list[dict[str, Any]] = [
+        {"id": "a", "problem": "?", "solution": "<think>2+1</think><answer>3</answer>", "subject": "sums"},
+        {"id": "b", "problem": "?", "answer": "4", "subject": "products"},
+        {"id": "c", "problem": "?", "answer": "5", "subject": "powers"},
+    ]
+    config = MathConfig(**options)
+    filed = Math(
+        config.model_copy(update={"train": DataFileConfig(path=str(write_jsonl(tmp_path / "r", rows)))})
+    )
+    given = Math(config, {"train": rows})
+    ids = [[task.problem("train", 0, i).id for i in range(3)] for task in (filed, given)]
+    assert sorted(ids[1]) == [f"math/train/{id}" for id in problems]
+    assert [id.replace("/r/", "/") for id in ids[0]] == ids[1] and filed.count("train") == given.count(
+        "train"
+    )
+    broken = Math(
+        config, {"train": [*rows, {"problem": "?", "solution": "<answer>7</answer>", "hint": ["x"]}]}
+    )
+    assert broken.count("train") == given.count("train") + ("solved" not in options)
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"question": 0}, "its question is 0"),
@@ -154,7 +168,9 @@ def test_wrong_values_of_questions_are_named(changes: dict[str, Any], message: s
 def test_empty_cells_of_a_table_are_missing_fields() -> None:
     """As pandas hands them over: NaN in the columns that other rows fill."""
     empty = ("options", "hint", "unit", "precision", "category", "categories", "source", "answer_type")
-    given = over([{"id": 3, "question": "How many?", "answer": 1.0, **dict.fromkeys(empty, math.nan)}])
+    row = {"id": 3, "question": "How many?", "answer": 1.0, **dict.fromkeys(empty, math.nan)}
+    given = over([row, row | {"id": math.nan}])
+    assert given.problem("test", 0, 1).id == "math/test/1"
     problem = given.problem("test", 0, 0)
     assert problem.target == "1" and problem.id == "math/test/3"
     assert problem.meta == {"question": "How many?", "answer": "1", "categories": {}}

@@ -20,7 +20,7 @@ from selfverify.core.trajectory import Credit, Group, Segment, Trajectory
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
-from selfverify.policy.decoding import uniforms
+from selfverify.policy.decoding import uniform_draws
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.loading import BUILTIN
 from selfverify.policy.policy import Policy
@@ -139,7 +139,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     plain = Policy.sample
     monkeypatch.setattr(Policy, "sample", noted)
     with standing_in(monkeypatch, BUILTIN / "digits") as found:
-        found.core.uniform = lambda ids, images, *size: uniforms([seeds_of[key(ids, images)]], *size)[0]
+        found.core.uniform = lambda ids, images, group, steps: torch.stack(
+            [uniform_draws(seeds_of[key(ids, images)], sample, 0, steps) for sample in range(group)]
+        )
         yield found
 
 

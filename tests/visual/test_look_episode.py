@@ -18,6 +18,7 @@ from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
+from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.script_sampler import recite
 from selfverify.tasks.answering import Verdict
@@ -101,11 +102,9 @@ def test_looking_and_answering() -> None:
     assert counted == [1, 1, 0, 1]
     origin = {"source": 1, "region": [8, 8, 24, 24], "size": [16, 16], "of": [64, 64]}
     assert ending.turns[0]["sources"] == [origin]
-    # The crop is image 2; `terminate` whose arguments do not fit is no answer.
-    inner, ended = call(image_index=2, bounding_box=[0, 0, 8, 8]), call("terminate", answer=5)
-    episode, replies = held(looking(), crop(), inner, ended)
+    # The crop is image 2.
+    _, replies = held(looking(), crop(), call(image_index=2, bounding_box=[0, 0, 8, 8]))
     assert "Image 3 (part of image 2, 8 x 8 pixels)" in words(replies[1])
-    assert replies[2].done and episode.result().rewards["correct"] == 0
 
 
 @pytest.mark.parametrize("stop", ["never", "after:2"])
@@ -139,7 +138,7 @@ def test_skip_takes_the_step_back() -> None:
     assert [reply.role for reply in episode.expected_observations()] == ["tool", "user"]
 
 
-ENDS = [ANSWER, *(call("terminate", final_response=text) for text in ("5", ANSWER))]
+ENDS = [ANSWER, *(call("terminate", final_response=text) for text in ("5", ANSWER, 5))]
 
 
 @pytest.mark.parametrize("text", ENDS)
@@ -227,6 +226,67 @@ def test_what_cannot_be_done_is_an_observation(text: str, said: str) -> None:
     assert episode.result().rewards["correct"] == 1 and episode.result().rewards["tool_errors"] == 1
 
 
+def ended(**arguments: Any) -> str:
+    """A call of `terminate`."""
+    return call("terminate", **arguments)
+
+
+BOX = "[8, 8, 24, 24]"
+NO_ANSWERS = [
+    ended(answer="A"), ended(), ended(final_response=None), ended(final_response=True),
+    ended(final_response=["5"]), ended(final_response={"answer": 5}), ended(final_response="5", sure=0.9),
+    '{"thought": "a", "action_name": "terminate", "action": 5}', '{"action_name": "terminate"}',
+    '{"action_name": "terminate", "action": "5"}',
+    'Action: terminate(final_response="<answer>5</answer><score>0.9</score>")',
+    str(json.loads(crop())), f"Let me see.\n{json.loads(ended(final_response='5'))}",
+    f"{{thought: 'a', action_name: 'crop', action: {{image_index: 1, bounding_box: {BOX}}}}}",
+    f"```python\ncrop(1, {BOX})\n```", f"Action: crop(1, {BOX})", f"I look.\nAction: zoom_in(1, {BOX})",
+    "Thought: closer.\n**Action:** crop\nAction Input: {}", "Action: search('cats')", f"crop({BOX})",
+    f"zoom_in(image_index=1, bounding_box={BOX})", f"crop_action(1, {BOX})",
+    'I look. {"name": "crop", "args": {"image": 1}}', '{"crop": {"image": 1}}', f'["crop", 1, {BOX}]',
+    'I look. {"name": "rotate", "arguments": {"by": 90}}', f'{{"tool": "crop", "box": {BOX}}}',
+    f"action_name: crop\naction:\n  bounding_box: {BOX}", f'<crop image="1" box="{BOX}"/>',
+    '<invoke name="crop"><parameter name="image_index">1</parameter></invoke>', "<tool_use>crop</tool_use>",
+    '[TOOL_CALLS] [{"name": "crop"}]', f"{crop()}\n{crop(9)}", crop()[:-20], f"```json\n{crop()[:40]}\n```",
+    'I look. {"name": "crop", "arguments": {"image_index": 1, "bounding',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("calls", ["vts", "template"])
+@pytest.mark.parametrize("text", NO_ANSWERS)
+def test_what_is_no_answer(text: str, calls: str) -> None:
+    """What was meant as a call, or as an answer in another form, is told, and the conversation goes on."""
+    episode, replies = held(looking(calls=calls), text, ANSWER)
+    assert not replies[0].done and words(replies[0]).startswith("Error: "), words(replies[0])
+    assert episode.steps[0].error and replies[1].done and episode.result().rewards["correct"] == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It is 5.", "", "A crop (of wheat) is 5, see 'crop' and the caption(s).", '{"answer": 5}', "Crop: 5",
+        f"I called crop(1, {BOX}).\n{ANSWER}", "<think>crop(1, [0, 0, 9, 9])</think> 5", '{"name": "Bob"}',
+    ],
+)  # fmt: skip
+def test_words_are_an_answer(text: str) -> None:
+    """Prose ends looking, also where it has a tool's name in it or tells of calls before the answer."""
+    assert held(looking(), text)[1][0].done
+
+
+@pytest.mark.parametrize("text", [crop(), crop()[:30], "The sign, which", ANSWER[:5], "", "<think>Well"])
+def test_a_turn_that_is_cut_off(text: str) -> None:
+    """It is no answer: the model reads why and goes on; only a whole answer before the cut is taken."""
+    task = looking(errors_in_a_row=2)
+    episode = task.look(task.problem("test", 0, 0))
+    episode.reset()
+    first, second = (episode.step(PolicyTurn(text, [], Finish.LENGTH, turn)) for turn in (0, 1))
+    assert not first.done and first.after_cut and "cut off" in words(first)
+    assert episode.steps[1].stopped == "errors" and words(second).endswith(task.settings.answer_now)
+    # It has been told to answer: the next turn is the last, and one whose answer is whole counts.
+    assert episode.step(PolicyTurn(ANSWER[:-5], [], Finish.LENGTH, 2)).done
+    assert episode.result().rewards["correct"] == 1
+
+
 def test_too_many_faults_end_looking() -> None:
     """The model is told to answer; its answer counts."""
     episode, replies = held(looking(), *[text for text, _ in HOSTILE[:3]], ANSWER)
@@ -277,6 +337,20 @@ def test_rules_and_tools() -> None:
             make_stop_rule(name)
 
 
+@pytest.mark.parametrize(
+    ("given", "tool"),
+    [
+        ({"image_index": "1", "bounding_box": [8, 8, 24, 24]}, "crop"),
+        ({"image_index": 1.0, "bounding_box": "[8, 8, 24, 24]"}, "crop"),
+        ({"image_index": 1, "bounding_box": ["8", "8.0", 24, "24"]}, "zoom_in"),
+    ],
+)
+def test_arguments_in_other_writing(given: dict[str, Any], tool: str) -> None:
+    """Texts that are numbers or lists, and whole numbers with a point, are what the schema says."""
+    _, replies = held(looking(), call(tool, **given))
+    assert len(replies[0].images) == 1
+
+
 @pytest.fixture(scope="module")
 def policy(load_policy: Callable[..., Policy]) -> Policy:
     policy = load_policy()
@@ -295,6 +369,13 @@ def test_a_rollout_with_images_in_mid_conversation(policy: Policy) -> None:
     assert plan.text == '{"thought": "Closer."' and [*plan.tokens, *action.tokens] == turns[0].tokens
     assert action.tokens[-1] in policy.stop_tokens and len(observation.images) == 1
     assert trajectory.rewards["correct"] == 1 and answer.turn == 1 and score.text.startswith("0.9")
+    # A turn that was cut off is shown with its end, and the conversation goes on behind it.
+    cut = Sample(turns[0].tokens[:9], [], Finish.LENGTH)
+    trajectory = recite(policy, episode.problem, task.look(task.problem("test", 0, 0)), [cut, *turns])
+    said, told = trajectory.segments[:2]
+    assert said.tokens == cut.tokens and said.finish == Finish.LENGTH and "cut off" in told.text
+    assert told.tokens[0] in policy.stop_tokens and trajectory.rewards["correct"] == 1
+    assert trajectory.finish == Finish.STOP and trajectory.truncated
 
 
 def test_the_question_names_tools_and_places() -> None:

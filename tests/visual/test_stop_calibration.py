@@ -111,6 +111,9 @@ def test_fit_against_trying_all(rows: list[list[float]], rule: str, wanted: floa
     assert found.accuracy == pytest.approx(right[np.arange(len(rows)), few[0] - 1].mean())
 
 
+SERVED = {"verifier": "http://127.0.0.1:9#v", "verifier_base": "http://127.0.0.1:9#b"}
+
+
 def test_stored_beside_the_model(tmp_path: Path) -> None:
     """Written, read, and taken by the rule; a setting wins; what is broken is named."""
     made = fit_epsilon(DELTA, RIGHT, "signed", "accuracy", 1.0)
@@ -134,7 +137,9 @@ def test_stored_beside_the_model(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(DataError, match="no ε beside it"):
         StoppingVerifier(VisualConfig(**named))
-    assert StoppingVerifier(VisualConfig(**named, epsilon=0.5)).rule == Verified("absolute", 0.5)
+    for address, rule in (({}, "signed"), (SERVED, "signed"), (SERVED | {"rule": "absolute"}, "absolute")):
+        asked = VisualConfig(**named | address, epsilon=0.5)
+        assert StoppingVerifier(asked).rule == Verified(rule, 0.5)
 
 
 @pytest.mark.parametrize(

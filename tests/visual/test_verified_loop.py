@@ -26,7 +26,8 @@ from selfverify.visual.verifier import StepVerifier
 
 def test_the_rule_is_asked_with_delta_r() -> None:
     """A call has Δr and ends looking where it is small; an answer has none, and is refused until then."""
-    task = looking(stop="verifier", verifier="/nowhere", epsilon=0.5, terminate="refuse")
+    named = {"stop": "verifier", "verifier": "/nowhere", "rule": "absolute", "epsilon": 0.5}
+    task = looking(**named, terminate="refuse")
     episode = task.look(task.problem("test", 0, 0))
     episode.reset()
 

@@ -2,8 +2,7 @@
 
 It registers verl's FSDP engine for the platform of `cpu_platform`, and a rollout server that is transformers'
 ``generate`` in a Ray actor. Two of verl's names are replaced: its group of processes names the device twice
-on a CPU, and offloading to a CPU pins memory, which needs a GPU. Position ids of image models are mended
-where all rows of a batch are equally long (`_mend_position_ids`).
+on a CPU, and offloading to a CPU pins memory, which needs a GPU.
 """
 
 import os
@@ -11,10 +10,15 @@ import os
 import ray
 import torch
 import verl.utils.distributed
-import verl.utils.tensordict_utils
 import verl.workers.engine.fsdp.transformer_impl
 from torch.distributed.fsdp import CPUOffloadPolicy
-from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+)
 from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY, BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
@@ -26,26 +30,7 @@ def _start_group(timeout_second=None, backend=None):
         torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
 
 
-def _mend_position_ids(data):
-    """Make M-RoPE's position ids ragged in their length.
-
-    verl 0.9.1 marks them so, but where all rows of a batch are equally long torch has made them ragged in
-    their four axes, and unbinding fails. Only answers as short as those of tests are all equally long.
-    """
-    ids = data.get("position_ids", None)
-    if ids is None or ids.dim() != 3 or not ids.is_nested:
-        return
-    if ids._values.shape[0] != 4:
-        rows = ids._values.unflatten(0, (-1, 4))
-        count, _, length = rows.shape
-        flat = rows.permute(1, 0, 2).reshape(4, count * length).contiguous()
-        ends = torch.arange(count + 1) * length
-        data["position_ids"] = torch.nested.nested_tensor_from_jagged(flat, ends, jagged_dim=2)
-    data["position_ids"]._ragged_idx = 2
-
-
 verl.utils.distributed.initialize_global_process_group_ray = _start_group
-verl.utils.tensordict_utils.maybe_fix_3d_position_ids = _mend_position_ids
 verl.workers.engine.fsdp.transformer_impl.CPUOffloadPolicy = lambda pin_memory=True: CPUOffloadPolicy(
     pin_memory=False
 )
@@ -58,7 +43,9 @@ class GenerateServer:
 
     def __init__(self, path, limit):
         torch.set_num_threads(1)
-        self.model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).eval()
+        sees = hasattr(AutoConfig.from_pretrained(path), "vision_config")
+        kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        self.model = kind.from_pretrained(path, dtype=torch.float32).eval()
         self.tokenizer, self.processor = (
             AutoTokenizer.from_pretrained(path),
             AutoProcessor.from_pretrained(path),

@@ -81,6 +81,7 @@ class BrowserAgents(AgentTask):
     def __init__(self, config: TaskConfig | None = None) -> None:
         super().__init__(config)
         c = self.config
+        self.done_from = c.done_from
         if lacking := missing(c.browser.executable):
             raise ConfigError(f"task {self.name}: {lacking}")
         known = miniwob.pages()
@@ -112,8 +113,3 @@ class BrowserAgents(AgentTask):
     def tools(self) -> Sequence[dict[str, Any]]:
         """See `AgentTask.tools`."""
         return BrowserTools(self.config.browser.address).schemas
-
-    @property
-    def done_from(self) -> float:
-        """See `AgentTask.done_from`."""
-        return self.config.done_from

@@ -150,9 +150,7 @@ class EnvironmentAgentsConfig(AgentTaskConfig, RowTaskConfig):
     @model_validator(mode="after")
     def _check(self) -> EnvironmentAgentsConfig:
         if self.judge.kind == "state" and self.done_from is None:
-            raise ValueError(
-                "judge.kind=state: say with done_from which of the environment's rewards is enough"
-            )
+            raise ValueError("judge.kind=state: say with done_from which of its rewards is enough")
         return self
 
 
@@ -172,10 +170,9 @@ class EnvironmentAgents(AgentTask, RowTask):
     def __init__(self, config: TaskConfig | None = None) -> None:
         super().__init__(config)
         c = self.config
-        self.looking = frozenset(c.looking)
-        self._lender = SharedPool(
-            lambda: [source.make() for source in c.sources], PoolConfig(wait_s=c.wait_s)
-        )
+        self.looking, self.done_from = frozenset(c.looking), c.done_from
+        pool = PoolConfig(wait_s=c.wait_s)
+        self._lender = SharedPool(lambda: [source.make() for source in c.sources], pool)
         self._known: list[dict[str, Any]] | None = None
         sessions = sum(source.sessions for source in c.sources)
         self.limits = self.limits.model_copy(update={"concurrent": sessions})
@@ -212,7 +209,7 @@ class EnvironmentAgents(AgentTask, RowTask):
 
     def environment(self) -> PooledEnvironment:
         """Lend the conversation a free session."""
-        return self._lender.lend(self.tools())
+        return PooledEnvironment(self._lender, self.tools())
 
     def tools(self) -> Sequence[dict[str, Any]]:
         """Return the tools of the sources; one session is asked, once.
@@ -234,7 +231,3 @@ class EnvironmentAgents(AgentTask, RowTask):
                 )
             self._known = found
         return self._known
-
-    @property
-    def done_from(self) -> float | None:
-        return self.config.done_from

@@ -1,6 +1,6 @@
 """A conversation in which an agent works in an environment and hands in evidence (SmartSnap §3.1).
 
-`AgentRecord` is how it came to its end; `ending_of_agent` says what it is worth.
+`ending_of_agent` says what came of it, by its record (`agents.reward.AgentRecord`).
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from pydantic import Field
@@ -24,8 +23,9 @@ from selfverify.agents.evidence import (
     shown_to_judge,
 )
 from selfverify.agents.goals import Goal, Truth
-from selfverify.agents.judges.case import Case, Judgement, JudgePanel, Pending
-from selfverify.agents.reward import Components, Record, RewardConfig, composite, format_error, measure
+from selfverify.agents.judges.case import Case, Judgement
+from selfverify.agents.judges.jury import Jury
+from selfverify.agents.reward import AgentRecord, Components, Outcome, RewardConfig, composite, measure
 from selfverify.agents.session import EnvironmentSession
 from selfverify.core.config import Config
 from selfverify.core.episode import (
@@ -44,52 +44,6 @@ from selfverify.core.trajectory import Finish
 from selfverify.tasks.answering import Verdict, answer_rewards
 from selfverify.tasks.tool_calls import read_calls, short_name
 from selfverify.tasks.tool_episode import ACTION, TOOL_CALLS, TOOL_ERRORS, shortened
-
-
-class Outcome(StrEnum):
-    """The ways in which a conversation ends."""
-
-    SUBMITTED = "submitted"
-    """The agent, with proper evidence: judges decide."""
-    IMPROPER = "improper"
-    """Nothing proper was handed in: a format error, and no judge is asked."""
-    CUT_OFF = "cut_off"
-    """A turn was cut off, or the context is full: nothing can be said of it."""
-
-
-@dataclass(slots=True)
-class AgentRecord:
-    """The record of a conversation.
-
-    Args:
-        outcome: How it ended; None while it goes on.
-        why: Why nothing proper was handed in, or what cut it off.
-        turn: The last turn of the policy, from 0; -1 before the first.
-        turns: The record of each turn, as plain JSON: the ``call`` that was read, the ``round`` that the
-            environment counted, and the ``error`` with which it was refused; each where there is one.
-        message: The final message.
-        chosen: The exhibits that the agent has handed in.
-        seen: The exhibits that the agent was shown, by which it may prove its work.
-        history: All exhibits of the session.
-        refused: Calls that were refused.
-        judgement: The judges' verdict; None where they were not asked.
-        truth: The ground truth at the end; None where that is not known.
-        reached: The round after which an operation was done for the first time; None where it never was, or
-            where that was not looked at.
-    """
-
-    outcome: Outcome | None = None
-    why: str = ""
-    turn: int = -1
-    turns: dict[int, dict[str, Any]] = field(default_factory=dict)
-    message: str = ""
-    chosen: list[Exhibit] = field(default_factory=list)
-    seen: list[Exhibit] = field(default_factory=list)
-    history: list[Exhibit] = field(default_factory=list)
-    refused: int = 0
-    judgement: Judgement | None = None
-    truth: Truth | None = None
-    reached: int | None = None
 
 
 def ending_of_agent(
@@ -115,7 +69,7 @@ def ending_of_agent(
     """
     judgement, lost, components = worked.judgement, "", Components()
     if worked.outcome == Outcome.IMPROPER:
-        components = format_error(config)
+        components = Components(format=config.format_error)  # evidence costs nothing
     elif worked.outcome == Outcome.CUT_OFF:
         lost = worked.why
     elif judgement is None or judgement.valid is None or judgement.success is None:
@@ -124,27 +78,10 @@ def ending_of_agent(
         components = composite(judgement.valid, judgement.success, len(worked.chosen), config)
     succeeded = judgement is not None and judgement.success is True
     correct = worked.truth.complete if worked.truth is not None else succeeded
-    parts = measure(
-        Record(
-            seen=worked.seen,
-            history=worked.history,
-            message=worked.message,
-            chosen=worked.chosen if worked.outcome == Outcome.SUBMITTED else None,
-            judgement=judgement,
-            truth=worked.truth,
-            reached=worked.reached,
-            goal=goal,
-            steps=problem.meta.get("steps"),
-            looking=looking,
-        )
-    )
+    parts = measure(worked, goal, problem.meta.get("steps"), looking)
     if not lost:
-        parts |= {
-            "format_error": components.format,
-            "validity": components.validity,
-            "complete": components.complete,
-            "concise": components.concise,
-        }
+        terms = asdict(components)
+        parts |= {"format_error": terms.pop("format"), **terms}
     judged = Verdict(components.total, correct, worked.message or None, unjudged=lost, parts=parts)
     calls = sum(exhibit.call is not None and not exhibit.seen.error for exhibit in worked.history)
     rewards = answer_rewards(Tagged(answer_ok=worked.outcome == Outcome.SUBMITTED), judged)
@@ -216,7 +153,7 @@ class AgentEpisode(Episode):
         make: Makes the environment; it is asked when the conversation begins.
         task: The environment's task (`Environment.reset`).
         seed: Decides everything that is random in the environment.
-        panel: Judges the submission.
+        jury: Judges the submission; None leaves it without a verdict.
         settings: How the agent works.
         turns: How often the policy speaks at most.
         goal: The task's goal, where that is known: for rules, ground truth and figures.
@@ -233,7 +170,7 @@ class AgentEpisode(Episode):
         make: Callable[[], Environment],
         task: Mapping[str, Any],
         seed: int,
-        panel: JudgePanel,
+        jury: Jury | None,
         settings: AgentConfig,
         turns: int,
         goal: Goal | None = None,
@@ -241,11 +178,11 @@ class AgentEpisode(Episode):
         done_from: float | None = None,
     ) -> None:
         self.problem, self.make, self.task, self.seed = problem, make, task, seed
-        self.panel, self.settings, self.turns = panel, settings, turns
+        self.jury, self.settings, self.turns = jury, settings, turns
         self.goal, self.looking, self.done_from = goal, looking, done_from
         self.worked = AgentRecord()
         self._session: EnvironmentSession | None = None
-        self._pending: Pending | None = None
+        self._pending: Callable[[], Judgement] | None = None
         self._in_a_row = 0
         self._fault: Exception | None = None
         """Why the ground truth could not be read."""
@@ -306,6 +243,8 @@ class AgentEpisode(Episode):
             worked.history = self._session.history
         if self._pending is not None:
             worked.judgement = self._pending()
+        elif self.jury is None and worked.outcome == Outcome.SUBMITTED:
+            worked.judgement = Judgement(None, None, (), "nobody was asked to judge")
         return ending_of_agent(self.problem, worked, self.settings.reward, self.goal, self.looking)
 
     @property
@@ -366,7 +305,8 @@ class AgentEpisode(Episode):
             self._session.submitted(message)
         done = self._end(Outcome.SUBMITTED)
         case = Case(self.problem.id, question, submission, self._session.rounds, self.goal, self.worked.truth)
-        self._pending = self.panel.ask(case)
+        if self.jury is not None:
+            self._pending = self.jury.ask(case)
         return done
 
     def _question(self) -> str:

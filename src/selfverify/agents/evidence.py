@@ -104,12 +104,8 @@ class EvidenceConfig(Config):
 
 def submit_tool(source: Source) -> dict[str, Any]:
     """`SUBMIT` in OpenAI's form for tools."""
-    properties: dict[str, Any] = {
-        "message": {
-            "type": "string",
-            "description": "What was done, in a sentence or two; to a question, its answer.",
-        }
-    }
+    told = "What was done, in a sentence or two; to a question, its answer."
+    properties: dict[str, Any] = {"message": {"type": "string", "description": told}}
     if source == "chosen":
         properties["evidences"] = {
             "type": "array",

@@ -47,7 +47,7 @@ def check_facts(facts: object) -> None:
         DataError: The values are not facts.
     """
     if not isinstance(facts, Sequence) or isinstance(facts, str):
-        raise DataError(f"facts are a list of [subject, attribute, value], not {_short(facts)}")
+        raise DataError(f"facts are a list of [subject, attribute, value], not {facts!r:.80}")
     for fact in facts:
         # Environments may declare hundreds after each call, so that this is written for speed.
         if isinstance(fact, list | tuple) and len(fact) == 3:
@@ -56,14 +56,9 @@ def check_facts(facts: object) -> None:
             if told and isinstance(subject, str) and isinstance(attribute, str):
                 continue
         raise DataError(
-            f"{_short(fact)} is no fact: it has to be [subject, attribute, value] with a text, a whole "
+            f"{fact!r:.80} is no fact: it has to be [subject, attribute, value] with a text, a whole "
             "number or true or false as value; of a list it is the number of its records"
         )
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 class Listing(NamedTuple):
@@ -89,10 +84,6 @@ class Listing(NamedTuple):
         if self.operator == "~":
             return isinstance(value, str) and _plain(self.value) in _plain(value)
         return same(str(value) if not isinstance(value, str) else value, self.value)
-
-    def covers(self, where: Mapping[str, Scalar]) -> bool:
-        """Whether every record with these values is in the list."""
-        return self.has(where) is True
 
 
 @lru_cache(maxsize=4096)
@@ -191,7 +182,7 @@ class Seen:
         for subject, count in self._counts.items():
             about = listing(subject)
             assert about is not None
-            fits = about.kind == kind and count.whole and about.covers(where)
+            fits = about.kind == kind and count.whole and about.has(where) is True
             if fits and (best is None or count.round > best[1]):
                 best = (count.members, count.round)
         return best

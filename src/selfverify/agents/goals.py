@@ -71,9 +71,8 @@ class Has(Config):
     def on_state(self, records: Records) -> list[bool]:
         """Whether each sub-goal is reached; of several records that match, the best one counts."""
         found = [record for _, record in self._candidates(records.get(self.kind, {}))]
-        best = max(
-            ([same(r.get(a), v) for a, v in self.values.items()] for r in found), key=sum, default=None
-        )
+        reached = [[same(record.get(a), v) for a, v in self.values.items()] for record in found]
+        best = max(reached, key=sum, default=None)
         return [best is not None] * self._exists + (best or [False] * len(self.values))
 
     def shown(self, seen: Seen) -> list[Finding]:
@@ -254,10 +253,7 @@ class Answer(Config):
             case "yes-no":
                 fits, form = self.value in ("yes", "no"), "yes or no"
             case "number":
-                fits, form = (
-                    _PLAIN_NUMBER.fullmatch(self.value) is not None,
-                    "a number in digits, such as -1200.5",
-                )
+                fits, form = bool(_PLAIN_NUMBER.fullmatch(self.value)), "a number in digits, such as -1200.5"
             case "time":
                 found = _TIME.fullmatch(self.value)
                 fits, form = _minutes(found) is not None, "a time of day such as 07:30"
@@ -368,9 +364,7 @@ class Goal(Config):
         if self.kind == "operation" and self.answer is not None:
             raise ValueError("an `answer` belongs to a query; set `kind` to query")
         if self.kind == "operation" and all(isinstance(need, Listed) for need in self.needs):
-            raise ValueError(
-                "an operation needs a need of type has or absent; else it is done from the start"
-            )
+            raise ValueError("an operation needs a need of type has or absent, or is done from the start")
         return self
 
     @classmethod

@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -68,11 +70,6 @@ class Components:
         return self.format + self.validity + self.complete + self.concise
 
 
-def format_error(config: RewardConfig) -> Components:
-    """The reward without a proper submission; no judge is asked, and evidence costs nothing."""
-    return Components(format=config.format_error)
-
-
 def composite(valid: bool, success: bool, evidence: int, config: RewardConfig) -> Components:
     """The reward of a proper submission (Eq. 3 with §4.2's numbers): R_validity + R_complete + R_concise.
 
@@ -126,42 +123,64 @@ METRICS = (
 """The figures by name. docs/metrics.md explains each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """The facts about one conversation at its end.
+class Outcome(StrEnum):
+    """The ways in which a conversation ends."""
+
+    SUBMITTED = "submitted"
+    """The agent, with proper evidence: judges decide."""
+    IMPROPER = "improper"
+    """Nothing proper was handed in: a format error, and no judge is asked."""
+    CUT_OFF = "cut_off"
+    """A turn was cut off, or the context is full: nothing can be said of it."""
+
+
+@dataclass(slots=True)
+class AgentRecord:
+    """The record of a conversation.
 
     Args:
-        seen: The exhibits that the agent was shown.
-        history: All exhibits of the session, with the screen after the reset.
+        outcome: How it ended; None while it goes on.
+        why: Why nothing proper was handed in, or what cut it off.
+        turn: The last turn of the policy, from 0; -1 before the first.
+        turns: The record of each turn, as plain JSON: the ``call`` that was read, the ``round`` that the
+            environment counted, and the ``error`` with which it was refused; each where there is one.
         message: The final message.
-        chosen: The evidence that was handed in; None where nothing proper was.
+        chosen: The exhibits that the agent has handed in.
+        seen: The exhibits that the agent was shown, by which it may prove its work.
+        history: All exhibits of the session.
+        refused: Calls that were refused.
         judgement: The judges' verdict; None where they were not asked.
         truth: The ground truth at the end; None where that is not known.
-        reached: The round after which the task was done for the first time; None where it never was.
+        reached: The round after which an operation was done for the first time; None where it never was, or
+            where that was not looked at.
+    """
+
+    outcome: Outcome | None = None
+    why: str = ""
+    turn: int = -1
+    turns: dict[int, dict[str, Any]] = field(default_factory=dict)
+    message: str = ""
+    chosen: list[Exhibit] = field(default_factory=list)
+    seen: list[Exhibit] = field(default_factory=list)
+    history: list[Exhibit] = field(default_factory=list)
+    refused: int = 0
+    judgement: Judgement | None = None
+    truth: Truth | None = None
+    reached: int | None = None
+
+
+def measure(
+    record: AgentRecord, goal: Goal | None = None, steps: int | None = None, looking: Collection[str] = ()
+) -> dict[str, float]:
+    """Return the parts of one conversation, of which `METRICS` are made; what is not known has no part.
+
+    Args:
+        record: The record of the conversation.
         goal: The task's goal, if known.
         steps: How many calls that act the task takes, if known.
         looking: Tools that show the screen and do nothing; they count in no figure of steps.
     """
-
-    seen: Sequence[Exhibit] = ()
-    history: Sequence[Exhibit] = ()
-    message: str = ""
-    chosen: Sequence[Exhibit] | None = None
-    judgement: Judgement | None = None
-    truth: Truth | None = None
-    reached: int | None = None
-    goal: Goal | None = None
-    steps: int | None = None
-    looking: Collection[str] = field(default_factory=frozenset)
-
-
-def measure(record: Record) -> dict[str, float]:
-    """The parts of one conversation, of which `METRICS` are made; what is not known has no part."""
-    return {
-        **_progress(record),
-        **_evidence(record),
-        **_judging(record),
-    }
+    return _progress(record, steps, looking) | _evidence(record, goal) | _judging(record)
 
 
 def summarise_parts(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -211,10 +230,10 @@ def same_pixels(one: np.ndarray, other: np.ndarray) -> bool:
     return total == 0 or int(((one == other) & counted).sum()) / total > SIMILAR
 
 
-def _progress(record: Record) -> dict[str, float]:
+def _progress(record: AgentRecord, steps: int | None, looking: Collection[str]) -> dict[str, float]:
     """How far the agent came, and how."""
     found: dict[str, float] = {}
-    acting = [e for e in record.history if e.call is not None and e.call.name not in record.looking]
+    acting = [e for e in record.history if e.call is not None and e.call.name not in looking]
     if record.truth is not None:
         reached = record.truth.subgoals
         found["truth"] = float(record.truth.complete)
@@ -222,14 +241,14 @@ def _progress(record: Record) -> dict[str, float]:
             found["sub_goals"] = 1.0 if record.truth.complete else sum(reached) / len(reached)
     done = record.judgement is not None and record.judgement.success is True
     name, done = ("judged_rrr", done) if record.truth is None else ("rrr", record.truth.complete)
-    if done and record.steps is not None and acting:
-        found[name] = record.steps / len(acting)
+    if done and steps is not None and acting:
+        found[name] = steps / len(acting)
     if record.reached is not None:
         found["evidence_turns"] = float(sum(e.seen.round > record.reached for e in acting))
     # A reset need not show anything.
     screens = [exhibit for exhibit in record.history if exhibit.seen.images or exhibit.seen.text]
     if screens:
-        found |= _reasonable(screens, record.looking)
+        found |= _reasonable(screens, looking)
     return found
 
 
@@ -248,23 +267,23 @@ def _reasonable(screens: Sequence[Exhibit], looking: Collection[str]) -> dict[st
     return {"ror_xml": reasonable_share([a.text == b.text for a, b in pairs])}
 
 
-def _evidence(record: Record) -> dict[str, float]:
+def _evidence(record: AgentRecord, goal: Goal | None) -> dict[str, float]:
     """How good the evidence is, against a smallest set that would have been enough."""
-    if record.chosen is None:
+    if record.outcome != Outcome.SUBMITTED:
         return {}
     found = {"evidence": float(len(record.chosen))}
-    if record.goal is None or not record.chosen:
+    if goal is None or not record.chosen:
         return found
-    smallest = minimal_evidence(record.seen, record.goal, record.message, LARGEST_SET)
+    smallest = minimal_evidence(record.seen, goal, record.message, LARGEST_SET)
     if smallest is not None:
-        enough = record.goal.shown(record.chosen, record.message).verdict is True
+        enough = goal.shown(record.chosen, record.message).verdict is True
         found["sufficient"] = float(enough)
         if enough:
             found["excess"] = len(record.chosen) / len(smallest)
     return found
 
 
-def _judging(record: Record) -> dict[str, float]:
+def _judging(record: AgentRecord) -> dict[str, float]:
     """Return the judges' verdict, its cost, and whether it was true."""
     judgement = record.judgement
     if judgement is None:
@@ -274,7 +293,7 @@ def _judging(record: Record) -> dict[str, float]:
     found = {
         "votes_missing": float(len(judgement.ballots) - len(votes)),
         "undecided": float(not judgement.decided),
-        "judge_tokens": float(judgement.tokens or 0),
+        "judge_tokens": float(judgement.tokens),
     }
     if any("quotations" in vote.about for vote in votes):
         for name in ("quotations", "altered_quotations"):

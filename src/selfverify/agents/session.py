@@ -97,7 +97,7 @@ class EnvironmentSession:
         # The agent names rounds by number, so that no two may have the same.
         if self.history and seen.round <= self.rounds:
             raise EnvironmentLost(
-                f"the environment has answered round {self.rounds} and numbers the next one {seen.round}"
+                f"the environment numbers a round {seen.round} after round {self.rounds}; rounds have to rise"
             )
         try:
             check_facts(seen.info.get("facts", ()))
@@ -142,14 +142,6 @@ class SharedPool:
         self._pool: EnvironmentPool | None = None
         self._opening: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    def lend(self, tools: Sequence[dict[str, Any]]) -> PooledEnvironment:
-        """An environment that takes a session of the pool when it is reset.
-
-        Args:
-            tools: The tools that all sessions have.
-        """
-        return PooledEnvironment(self, tools)
 
     def ask_for_tools(self) -> list[dict[str, Any]]:
         """The tools of one session, which is given back.

@@ -12,7 +12,6 @@ from pydantic import Field, model_validator
 from selfverify.agents.episode import AgentConfig, AgentEpisode
 from selfverify.agents.evidence import submit_tool
 from selfverify.agents.goals import Goal
-from selfverify.agents.judges.jury import NullJudge
 from selfverify.agents.judges.make_judge import JudgeConfig, World, agent_prompt, hint_names, make_jury
 from selfverify.agents.judges.own_judge import ShortForm
 from selfverify.agents.reward import METRICS
@@ -52,9 +51,7 @@ class AgentTaskConfig(TaskConfig):
     @model_validator(mode="after")
     def _check_calls(self) -> AgentTaskConfig:
         if self.react and self.calls != "tagged":
-            raise ValueError(
-                f"calls={self.calls} is a message that is nothing but JSON: set react=false with it"
-            )
+            raise ValueError(f"calls={self.calls} leaves messages no room for words: set react=false with it")
         return self
 
 
@@ -68,12 +65,14 @@ class AgentTask(Task):
         world: The world that the agent operates.
         looking: Tools that show the screen and do nothing.
         short: Its cases in few words, for small judges (`judge.own.form=short`); None where there are none.
+        done_from: The environment's own reward from which a task counts as done; see `AgentEpisode`.
     """
 
     config: AgentTaskConfig
     world: ClassVar[World]
     looking: frozenset[str] = frozenset()
     short: ClassVar[ShortForm | None] = None
+    done_from: float | None = None
     tags = ("answer",)
     metrics = METRICS
     limits = RolloutLimits(turns=30)
@@ -96,11 +95,6 @@ class AgentTask(Task):
     @abstractmethod
     def tools(self) -> Sequence[dict[str, Any]]:
         """The environment's tools."""
-
-    @property
-    def done_from(self) -> float | None:
-        """The environment's own reward from which a task counts as done; see `AgentEpisode`."""
-        return None
 
     def named_problem(self, kind: str, seed: int) -> Problem:
         """A problem of a kind that has a name, whose contents the seed decides.
@@ -156,7 +150,7 @@ class AgentTask(Task):
             self.environment,
             target["reset"],
             target["seed"],
-            NullJudge() if unjudged else self.jury,
+            None if unjudged else self.jury,
             self.config.agent,
             self.limits.turns,
             goal,

@@ -368,6 +368,5 @@ def _check_place(box: Box, size: tuple[int, int]) -> None:
         raise ToolError(f"the rectangle {tuple(box)} must have x1 <= x2 and y1 <= y2")
     (x, y), (width, height) = box.centre, size
     if not (0 <= x < width and 0 <= y < height):
-        raise ToolError(
-            f"the middle ({x}, {y}) of the rectangle is outside the screen of {width} x {height} pixels"
-        )
+        where = f"outside the screen of {width} x {height} pixels"
+        raise ToolError(f"the middle ({x}, {y}) of the rectangle is {where}")

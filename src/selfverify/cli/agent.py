@@ -31,7 +31,7 @@ from selfverify.core.config import CommandConfig, Seed
 from selfverify.experiments.command_config import AgentSessionConfig, TeacherConfig
 
 if TYPE_CHECKING:
-    from selfverify.agents.episode import AgentRecord
+    from selfverify.agents.reward import AgentRecord
     from selfverify.agents.task import AgentTask
     from selfverify.connectors.pool import Factory
     from selfverify.core.problem import Problem
@@ -125,9 +125,8 @@ def reanswer(
     from selfverify.experiments.teaching import reanswer as run
 
     with bar("turns", hidden=as_json) as progress:
-        written, lost, reason = run(
-            source, settings.teacher, settings.output, settings.sample, settings.seed, progress
-        )
+        amount = settings.output, settings.sample, settings.seed
+        written, lost, reason = run(source, settings.teacher, *amount, progress)
     if as_json:
         print_json({"written": written, "lost": lost, "reason": reason}, indent=None)
         return
@@ -164,7 +163,7 @@ def run(settings: AgentSessionConfig) -> None:
     try:
         from selfverify.experiments.agent_session import run_agent
     except ImportError as error:
-        raise ConfigError(f"this needs more: pip install 'selfverify[serve]' ({error})") from None
+        raise ConfigError(f"`agent run` needs: pip install 'selfverify[serve]' ({error})") from None
     task = _task(settings.task.environment, settings.options())
     session = run_agent(task, settings, watch_begin, watch_turn)
     told(session)
@@ -199,13 +198,12 @@ def serve(settings: EnvironmentServerConfig) -> None:
 def _known(settings: EnvironmentServerConfig) -> dict[str, Factory]:
     """Return the environments of agents' tasks by name; the requested ones are made at once."""
     from selfverify.agents.task import AgentTask
-    from selfverify.core.files import read_regular
-    from selfverify.experiments.recipe_yaml import load_yaml
+    from selfverify.experiments.recipe_yaml import read_document
     from selfverify.experiments.registry import TASKS
 
     options, asked = {}, settings.environments
     if settings.options is not None:
-        read = load_yaml(read_regular(settings.options).decode("utf-8"), str(settings.options))
+        read = read_document(settings.options, "file of options").data
         options = {"judge": {"kind": "own"}, **read}  # whoever judges does so elsewhere
 
     def later(name: str) -> Factory:

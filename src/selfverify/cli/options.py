@@ -35,7 +35,7 @@ from rich.text import Text
 
 from selfverify.core.config import SETTINGS_FILE, is_marked, option_name
 from selfverify.core.errors import ConfigError
-from selfverify.experiments.recipe_yaml import complaints, dump_yaml, read_document, reason
+from selfverify.experiments.recipe_yaml import dump_yaml, read_document, reason
 
 if TYPE_CHECKING:
     from selfverify.evaluation.headline import Headline
@@ -75,7 +75,7 @@ def with_file(model: type[BaseModel], path: Path, typed: Mapping[str, Any], opti
             if _is_typed(fault["loc"], typed):
                 faults.append(f"{option_of(fault['loc'])}: {reason(fault)}")
             else:
-                faults += complaints([fault], model, document)
+                faults += document.complaints([fault], model)
         raise ConfigError("\n".join(faults)) from None
 
 
@@ -216,9 +216,8 @@ def _parameter(
         flag = _option(name)
         flag += f"/--no-{flag[2:]}" if kind is bool and (opposites or default) else ""
         declared = typer.Option(flag, help=said, min=least, max=most)  # type: ignore[arg-type]
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared]
-    )
+    typed: Any = Annotated[kind, declared]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=typed)
 
 
 def _given(context: typer.Context | None, values: dict[str, Any]) -> set[str]:

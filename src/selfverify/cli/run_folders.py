@@ -49,6 +49,12 @@ def plan_lines(recipe: Recipe, gpus: int, sharded: bool, heard: int | None) -> l
     if recipe.stopping is not None:
         return ["plan: none, since the run makes its own pairs"]
     try:
+        if recipe.engine is not None:
+            from selfverify.experiments.plan import engine_lines
+            from selfverify.integrations.verl.launch import verl_config
+
+            config, _ = verl_config(recipe)
+            return [f"plan: {line}" for line in engine_lines(recipe, recipe.engine, config)]
         if not is_at_hand(recipe.policy.path):
             return [f"plan: none, since {recipe.policy.path} is not on this machine"]
         return [f"plan: {line}" for line in make_plan(recipe, gpus, sharded, heard).lines()]

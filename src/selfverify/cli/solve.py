@@ -64,7 +64,7 @@ def solve(settings: SolveConfig, as_json: Json = False) -> None:
         from selfverify.serving.solve import solve_here as answer
     else:
         import selfverify.clients.openai_client  # noqa: F401  (says which extra is missing)
-        from selfverify.serving.solve_server import solve_on_server as answer
+        from selfverify.serving.solve import solve_on_server as answer
     try:
         solution = answer(settings, task, problem, show)
     finally:
@@ -87,9 +87,7 @@ def _asked(asked: QuestionConfig, answers: Any) -> tuple[Task, Problem]:
         images = [ImageRef("--image", path).open(tries=1) for path in asked.image]
         return FreeQuestion(answers), free_problem(asked.question or "", images)
     if asked.task in TASKS and "test" in TASKS[asked.task].config_class.model_fields:
-        raise ConfigError(
-            f"task {asked.task} reads files of its own: ask with --image and a question instead"
-        )
+        raise ConfigError(f"task {asked.task} reads files of its own: ask by --image and a question")
     task = make_task(asked.task)
     return task, task.problem("test", 0, asked.index)
 

@@ -116,14 +116,11 @@ def train(recipe: RecipeName, settings: TrainConfig, overrides: Overrides = None
         typer.echo(to_yaml(loaded), nl=False)
         return
     if loaded.engine is not None:
-        if settings.resume or settings.overwrite or settings.replay is not None:
-            raise ConfigError(
-                f"--resume, --overwrite and --replay are our own trainer's; {loaded.engine.name} goes on by "
-                "itself (engine.options: trainer.resume_mode)"
-            )
+        if settings.overwrite or settings.replay is not None:
+            raise ConfigError("--overwrite and --replay are our own trainer's; take another output=FOLDER")
         from selfverify.integrations.verl.launch import start
 
-        start(loaded)
+        start(loaded, settings.resume)
     from selfverify.core import ranks
     from selfverify.core.events import EVENTS_FILE, read_events, story
     from selfverify.experiments.run import start_processes

@@ -335,23 +335,19 @@ class OpenAIClient:
         Raises:
             ServerError: ``call`` failed, and not because of these fields.
         """
-        ways: list[dict[str, Any]] = [
-            {"logprobs": True, "top_logprobs": TOP_LOGPROBS},
-            {"logprobs": True},
-            {},
-        ]
-        way = first = max(self._refused.get(model, 0), 0 if alternatives else 1)
-        while True:
+        first = max(self._refused.get(model, 0), 0 if alternatives else 1)
+        with_top: dict[str, Any] = {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
+        for way, fields in [*enumerate((with_top, {"logprobs": True}, {}))][first:]:
             try:
-                found = await call(ways[way])
-                break
+                found = await call(fields)
             except ServerError as error:
-                if error.status not in REFUSALS or not ways[way]:
+                if error.status not in REFUSALS or not fields:
                     raise
-                way += 1
-        if way > first:  # what was left out is what the server refused
-            self._refused[model] = way
-        return found
+                continue
+            if way > first:  # what was left out is what the server refused
+                self._refused[model] = way
+            return found
+        raise AssertionError("the last call returns or raises")
 
     async def models(self) -> list[dict[str, Any]]:
         """Return the models that ``/v1/models`` lists.
@@ -422,13 +418,7 @@ class OpenAIClient:
         """Turn the errors of OpenAI's client, and of those below it, into `ServerError`."""
         try:
             yield
-        except (
-            ServerError,
-            TimeoutError,
-            openai.APIError,
-            httpx2.RequestError,
-            aiohttp.ClientError,
-        ) as error:
+        except _RAISED as error:
             raise self._fault(error) from None
 
     def _fault(self, error: BaseException) -> ServerError:
@@ -454,6 +444,9 @@ class OpenAIClient:
         detail = f"{self.base}: {str(error) or type(error).__name__}"
         return ServerError(text, status, code, retry=True, detail=detail)
 
+
+_RAISED = (ServerError, TimeoutError, openai.APIError, httpx2.RequestError, aiohttp.ClientError)
+"""The errors of calls: ours, those of OpenAI's client, and those of what is below it."""
 
 _HINTS = {
     "bad_reply": "; is it a server of OpenAI's protocol?",

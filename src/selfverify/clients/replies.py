@@ -1,4 +1,4 @@
-"""Reads chat completions: its answer, its writer's score, and what of it a reader is shown.
+"""Reads chat completions: the answer, its writer's score, what of it a reader is shown, and its cost.
 
 A score is read as it was written, or as the expectation under the probabilities that a server shows of its
 tokens (`soft_score`).
@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import re
-from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from selfverify.core.score_tokens import decimals_of, score_texts
-from selfverify.core.tags import SCORE_TAG, parse_score, parse_tagged
+from selfverify.core.tags import SCORE_TAG, channel_lengths, parse_score, parse_tagged
 from selfverify.selection.rules import Candidate, Kind, read_answer
 
 logger = logging.getLogger(__name__)
@@ -162,16 +162,11 @@ def soft_score(logprobs: Sequence[Mapping[str, Any]]) -> float | None:
     Returns:
         None where no score was opened at a token's end, or there are no alternatives.
     """
-    text, start = "", None
-    for place, entry in enumerate(logprobs):
-        text += str(entry.get("token", ""))
-        if text[-len(OPENING) :].lower() == OPENING:
-            start = place + 1
-    if start is None:
+    before, written = _before_score(logprobs)
+    if written is None or "".join(_tokens(logprobs[before:])) != written:
         return None
-    written = "".join(str(entry.get("token", "")) for entry in logprobs[start:])
     shares = ScoreShares(decimals_of(written.partition("<")[0]))
-    shares.follow(logprobs[start:])
+    shares.follow(logprobs[before:])
     return shares.expectation() if shares else None
 
 
@@ -377,7 +372,7 @@ def finish_reading(reply: Completion, read: Reader) -> float | None:
         The score that the writer gave the answer, if any.
     """
     if reply.logprob is None and reply.logprobs:
-        reply.logprob = mean_logprob(reply.logprobs[: _answer_tokens(reply.logprobs)])
+        reply.logprob = mean_logprob(reply.logprobs[: _before_score(reply.logprobs)[0]])
     if reply.tool_calls:
         reply.answer, reply.key = read_tool_calls(reply.tool_calls)
         return read(reply.text).score
@@ -387,11 +382,17 @@ def finish_reading(reply: Completion, read: Reader) -> float | None:
     return reading.score
 
 
-def _answer_tokens(logprobs: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many tokens come before those of the score, which is opened last."""
-    ends = list(accumulate(len(str(entry.get("token", ""))) for entry in logprobs))
-    head, opened, _ = at_score("".join(str(entry.get("token", "")) for entry in logprobs))
-    return bisect_left(ends, len(head) + len(OPENING)) + 1 if opened else len(logprobs)
+def _before_score(logprobs: Sequence[Mapping[str, Any]]) -> tuple[int, str | None]:
+    """Return how many tokens come before those of the score, and the text behind the last ``<score>``; all
+    tokens and None where no score is opened."""
+    tokens = _tokens(logprobs)
+    head, opened, written = at_score("".join(tokens))
+    boundary = len(head) + len(opened) if opened else None
+    return channel_lengths(list(accumulate(map(len, tokens))), boundary), written if opened else None
+
+
+def _tokens(logprobs: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [str(entry.get("token", "")) for entry in logprobs]
 
 
 def mean_logprob(logprobs: Sequence[Mapping[str, Any]]) -> float | None:
@@ -400,3 +401,102 @@ def mean_logprob(logprobs: Sequence[Mapping[str, Any]]) -> float | None:
     if not values or not all(isinstance(v, (int, float)) and math.isfinite(v) for v in values):
         return None
     return float(sum(values)) / len(values)  # type: ignore[arg-type]
+
+
+MOST_TOKENS = 2**31
+"""The most tokens that a request may ask for, and that a server is believed to have counted in one call."""
+
+_PROMPT, _COMPLETION = "prompt_tokens_details", "completion_tokens_details"
+
+
+@dataclass(slots=True)
+class Usage:
+    """The cost of all calls that were made for one request.
+
+    Every token counts that was read or written for it, shown to the client or not.
+
+    Args:
+        prompt_tokens: Tokens read; the prompt counts once for each call that reads it.
+        candidate_tokens: Tokens written for candidates, chosen or not.
+        verification_tokens: Tokens written by judges.
+        calls: Calls of the server, or batches of an own model that the request took part in.
+        details: Further counts of servers, such as ``reasoning_tokens``, by the name of their object.
+        complete: False if the cost of some call is unknown (a broken stream, a lost reply) and estimated.
+    """
+
+    prompt_tokens: int = 0
+    candidate_tokens: int = 0
+    verification_tokens: int = 0
+    calls: int = 0
+    details: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    complete: bool = True
+
+    @property
+    def cached_tokens(self) -> int:
+        """The prompt tokens that the server says it had cached."""
+        return self.details[_PROMPT]["cached_tokens"]
+
+    def add(self, usage: Any, estimate: int, judge: bool = False) -> int:
+        """Count one call by its ``usage`` object, or by estimates where it has none.
+
+        Args:
+            usage: OpenAI's object, if there is one.
+            estimate: Tokens written.
+            judge: Whether a judge wrote them.
+
+        Returns:
+            The number of tokens written.
+        """
+        self.calls += 1
+        found = _counts(usage)
+        self.complete &= "completion_tokens" in found
+        written = found.get("completion_tokens", estimate)
+        self.prompt_tokens += found.get("prompt_tokens", 0)
+        for name in (_PROMPT, _COMPLETION):
+            self.details[name].update(_counts(usage.get(name)) if isinstance(usage, Mapping) else {})
+        if judge:
+            self.verification_tokens += written
+        else:
+            self.candidate_tokens += written
+        return written
+
+    def lost(self, written: int = 0) -> None:
+        """Count a call whose cost will never be known."""
+        self.calls += 1
+        self.complete = False
+        self.candidate_tokens += written
+
+    def take_in(self, other: Usage) -> None:
+        """Count what was counted apart."""
+        for name in other.details:
+            self.details[name].update(other.details[name])
+        for name in ("prompt_tokens", "candidate_tokens", "verification_tokens", "calls"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.complete &= other.complete
+
+    def as_openai(self, chosen_tokens: int) -> dict[str, Any]:
+        """Return OpenAI's ``usage`` object; ``chosen_tokens`` counts the candidates that are returned."""
+        completion = self.candidate_tokens + self.verification_tokens
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": completion,
+            "total_tokens": self.prompt_tokens + completion,
+            _PROMPT: {**self.details[_PROMPT], "cached_tokens": self.cached_tokens},
+            _COMPLETION: {
+                **self.details[_COMPLETION],
+                "candidate_tokens": self.candidate_tokens,
+                "verification_tokens": self.verification_tokens,
+                "chosen_tokens": chosen_tokens,
+            },
+        }
+
+
+def _counts(usage: Any) -> dict[str, int]:
+    """Return the fields of an object that are numbers of tokens."""
+    found = usage.items() if isinstance(usage, Mapping) else ()
+    return {name: value for name, value in found if type(value) is int and 0 <= value <= MOST_TOKENS}
+
+
+def estimated_tokens(text: str) -> int:
+    """Estimate the tokens of a text, four bytes each, for servers that do not count."""
+    return max(1, len(text.encode()) // 4) if text else 0

@@ -63,6 +63,8 @@ class Observation:
         undo: Whether to take back the policy's last turn together with the observation before it, and to show
             this in that observation's place. The trajectory holds nothing of either. After the first turn,
             which has no observation before it, this stands right behind the prompt.
+        after_cut: Whether this is also shown behind a turn that was cut off at its limit of tokens, which
+            else ends the conversation.
     """
 
     content: str | list[dict[str, Any]] = ""
@@ -72,6 +74,7 @@ class Observation:
     channels: list[tuple[str, int]] = field(default_factory=list)
     probe: Observation | None = None
     undo: bool = False
+    after_cut: bool = False
 
     @property
     def text(self) -> str:

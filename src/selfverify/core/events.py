@@ -103,7 +103,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     rows = read_rows(path, skip_corrupt=True)
     for number, row in enumerate(rows, start=1):
         if "event" not in row:
-            raise DataError(f"{path}, line {number}: not an event")
+            raise DataError(f"{path}, line {number}: it holds no event; restore the file or delete it")
     return rows
 
 
@@ -129,10 +129,7 @@ COUNTED = {
     ),
     "environments_restarted": ("server of environments started anew", "servers of environments started anew"),
     "context_full": ("conversation that filled the context", "conversations that filled the context"),
-    "image_backend_changed": (
-        "change of what prepares images",
-        "changes of what prepares images",
-    ),
+    "image_backend_changed": ("change of what prepares images", "changes of what prepares images"),
     "update_skipped": (
         "update skipped, as its gradient was not finite",
         "updates skipped, as their gradients were not finite",
@@ -163,9 +160,8 @@ def story(events: Sequence[dict[str, Any]], named: int = 10) -> list[str]:
                 lost = f"; {again} {'step was' if again == 1 else 'steps were'} done again" if again else ""
                 lines.append(f"resumed at step {event.get('step')} ({_when(event)}){lost}")
             case "interrupted" | "time_limit":
-                lines.append(
-                    f"{event['event'].replace('_', ' ')} at step {event.get('step')} ({_when(event)})"
-                )
+                how = event["event"].replace("_", " ")
+                lines.append(f"{how} at step {event.get('step')} ({_when(event)})")
             case "settings_changed":
                 lines.append(f"{event.get('message')} (step {event.get('step')}, {_when(event)})")
             case "failed":

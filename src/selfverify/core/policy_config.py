@@ -154,7 +154,7 @@ class PolicyConfig(Config):
     @model_validator(mode="after")
     def _check(self) -> PolicyConfig:
         if taken := _TEMPLATE_FIELDS & self.template_options.keys():
-            raise ValueError(f"template_options: {min(taken)} is not for recipes to say")
+            raise ValueError(f"template_options: the library sets {min(taken)} itself; leave it out")
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
             raise ValueError(f"min_pixels={self.min_pixels} is more than max_pixels={self.max_pixels}")
         return self

@@ -187,7 +187,8 @@ class WorkerPool:
     ) -> None:
         module, name = function.__module__, function.__qualname__
         if timeout_s <= 0 or workers < 1 or retries < 0:
-            raise ConfigError(f"timeout_s={timeout_s}, workers={workers}, retries={retries}: too small")
+            text = f"timeout_s={timeout_s}, workers={workers}, retries={retries}: at least one is too small"
+            raise ConfigError(f"{text}; take a time above 0, 1 worker or more, and 0 retries or more")
         try:
             known = module != "__main__" and child.resolve(module, name) is function
         except (ImportError, AttributeError):
@@ -222,9 +223,8 @@ class WorkerPool:
         except (TypeError, ValueError) as error:
             return CallOutcome("refused", reason=f"the arguments are not JSON: {error}")
         if len(request) > self.max_input:
-            return CallOutcome(
-                "refused", reason=f"the arguments take {len(request)} of {self.max_input} bytes"
-            )
+            reason = f"the arguments take {len(request)} of {self.max_input} bytes"
+            return CallOutcome("refused", reason=reason)
         with self._lock:
             found = self._cache.get(request)
             if found is not None:
@@ -256,13 +256,8 @@ class WorkerPool:
             if self._closings > closings:
                 break
             if attempt:
-                note(
-                    logger,
-                    "call_retried",
-                    f"{self.name}: {outcome.reason}; the call is made again",
-                    function=self.name,
-                    attempt=attempt + 1,
-                )
+                text = f"{self.name}: {outcome.reason}; the call is made again"
+                note(logger, "call_retried", text, function=self.name, attempt=attempt + 1)
             try:
                 worker = self._take(closings)
             except (ConfigError, OSError) as error:
@@ -279,13 +274,8 @@ class WorkerPool:
                 self._all.discard(worker)
                 self.restarts += 1
                 self.timeouts += outcome.status == "timed_out"
-            note(
-                logger,
-                "worker_restarted",
-                f"{self.name}: {outcome.reason}; its worker process is replaced",
-                function=self.name,
-                reason=outcome.reason,
-            )
+            text = f"{self.name}: {outcome.reason}; its worker process is replaced"
+            note(logger, "worker_restarted", text, function=self.name, reason=outcome.reason)
         return outcome
 
     def _take(self, closings: int) -> Worker:

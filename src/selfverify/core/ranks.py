@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -16,9 +17,21 @@ from selfverify.core.errors import SelfVerifyError
 
 T = TypeVar("T")
 
+_limit_s = 7200.0
+_objects: dist.ProcessGroup | None = None
+"""The group in which processes tell each other objects: by gloo, also where tensors go by NCCL, which would
+end a run in which one process's rollouts take ten minutes more than another's."""
 
-def start(cpu: bool) -> None:
-    """Join the run's other processes if a launcher started several. Call this before a model is loaded."""
+
+def start(cpu: bool, timeout_s: float = _limit_s) -> None:
+    """Join the run's other processes if a launcher started several. Call this before a model is loaded.
+
+    Args:
+        cpu: Whether the processes compute on CPUs.
+        timeout_s: How long a process waits for what another one has to tell, in seconds.
+    """
+    global _limit_s
+    _limit_s = timeout_s
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from accelerate import PartialState
 
@@ -31,7 +44,8 @@ def stop() -> bool:
     Returns:
         Whether this is process 0, which tells people what came out.
     """
-    first = index() == 0
+    global _objects
+    first, _objects = index() == 0, None
     if count() > 1:
         gc.collect()  # an FSDP or DDP wrapper that is freed after the group may hang
         dist.barrier()
@@ -50,11 +64,31 @@ def index() -> int:
 
 
 def gather(value: T) -> list[T]:
-    """Return every process's ``value``, in the order of the processes. All processes must call this."""
+    """Return every process's ``value``, in the order of the processes. All processes must call this.
+
+    Raises:
+        SelfVerifyError: Another process has ended, or has not called this within the limit of `start`.
+    """
+    global _objects
     if count() == 1:
         return [value]
+    if _objects is None:
+        try:
+            _objects = dist.new_group(backend="gloo", timeout=timedelta(seconds=_limit_s))
+        except RuntimeError as error:
+            raise SelfVerifyError(
+                f"the processes do not reach each other by gloo ({error}); set GLOO_SOCKET_IFNAME to the "
+                "network interface that all machines share"
+            ) from error
     values: list[Any] = [None] * count()
-    dist.all_gather_object(values, value)
+    try:
+        dist.all_gather_object(values, value, group=_objects)
+    except RuntimeError as error:
+        raise SelfVerifyError(
+            f"process {index()} of {count()} has waited in vain for another one, which has ended or is more "
+            f"than learner.process_timeout_s={_limit_s:g} seconds behind ({error}); look at its output, and "
+            "resume from the newest checkpoint"
+        ) from error
     return values
 
 

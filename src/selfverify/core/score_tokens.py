@@ -71,10 +71,9 @@ class ScoreTree(Generic[Token]):
         """
         if self.value is not None and not self.children:
             return self.value if worth is None else worth[self.value]
+        below = {t: c.expectation(probabilities, worth, (*path, t)) for t, c in self.children.items()}
         weights = self._weights(probabilities, path)
-        return sum(
-            weights[t] * c.expectation(probabilities, worth, (*path, t)) for t, c in self.children.items()
-        )
+        return sum(weights[token] * value for token, value in below.items())
 
     def most_likely(self, probabilities: Branches[Token], path: tuple[Token, ...] = ()) -> float:
         """Return the score that greedy decoding writes if it can write nothing but scores."""

@@ -179,6 +179,12 @@ class TrainerConfig(Config):
     time_limit_s: float | None = Field(
         None, gt=0.0, description="Stop with a checkpoint after this many seconds; None is no limit."
     )
+    process_timeout_s: float = Field(
+        7200.0,
+        gt=0.0,
+        description="With several processes, the longest time that one waits for what another tells, such as "
+        "its rollouts, in seconds; the run then ends with an error.",
+    )
     optim: OptimConfig = Field(default_factory=OptimConfig, description="The optimizer.")
     loss: LossConfig = Field(default_factory=LossConfig, description="The loss of each token.")
     batch: BatchConfig = Field(default_factory=BatchConfig, description="Updates and what they forward.")

@@ -5,7 +5,8 @@ Columns are found by name (`COLUMNS`), the first that is filled counts:
 - question: ``question``, ``problem``, else the human's turn of ``conversations``; ``hint`` is put before it,
   ``unit`` behind it. It stands in the image where a row has an image and an empty question (MathVerse), or an
   image and options in a file without such a column (MMMU-Pro's vision part)
-- answer: ``answer_option``, ``answer``, ``solution`` (its ``<answer>`` if it has one), else the model's turn
+- answer: ``answer_option``, ``answer``, ``ground_truth``, ``solution`` (its ``<answer>`` if it has one), else
+  the model's turn
 - options: ``A``, ``B``, ... (VLMEvalKit), or ``options`` / ``choices`` / ``option``, a dictionary or a list,
   also as text, or a text with letters (``A. 4; B. 3``, We-Math); the answer to them is a letter, also ``(A)``
   (BLINK), a text, or in some files a place
@@ -60,7 +61,7 @@ COLUMNS = {
     "images": ("images", "decoded_image", "image", "image_urls", "image_1", "image_path", "file_name"),
     "question": ("question", "problem", "conversations"),
     "options": ("A", "options", "choices", "option"),
-    "answer": ("answer_option", "answer", "solution", "conversations"),
+    "answer": ("answer_option", "answer", "ground_truth", "solution", "conversations"),
     "box": ("bbox_x1", "bbox_x1_norm", "box", "bbox", "bbox_2d", "solution", "answer", "conversations"),
     "category": (
         *("category", "l2-category", "l2_category", "subfield", "subject", "task", "problem_version"),
@@ -254,7 +255,8 @@ def _lettered(text: str) -> dict[str, str]:
 def _answers(record: Record, options: dict[str, str] | None) -> list[str]:
     """Return the letters of the right options, or the accepted answers, in the record's order."""
     by_place = not filled(record.get("answer_option"))
-    found = first(record, "answer", "solution") if options is None or by_place else record["answer_option"]
+    told = options is not None and not by_place
+    found = record["answer_option"] if told else first(record, "answer", "ground_truth", "solution")
     found = _told(record, "answer", spoken(record, MODEL) if found is None else found)
     if isinstance(found, str) and (tagged := ANSWER_TAG.findall(found)):
         found = tagged[-1]
@@ -280,7 +282,8 @@ def _solution(record: Record) -> str | None:
         return None
     if thoughts := THINK_TAG.findall(found):
         return str(thoughts[0]).strip() or None
-    return found.strip() if filled(record.get("answer")) and found.strip() else None
+    answered = first(record, "answer", "ground_truth") is not None
+    return (found.strip() or None) if answered else None
 
 
 def _letter(answer: str, options: dict[str, str], by_place: bool, is_text: bool) -> str:

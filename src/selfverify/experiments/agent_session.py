@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from selfverify.agents.episode import AgentEpisode, AgentRecord
+from selfverify.agents.episode import AgentEpisode
+from selfverify.agents.reward import AgentRecord
 from selfverify.agents.task import AgentTask
 from selfverify.clients.openai_client import ServerConfig
 from selfverify.core.config import SamplingConfig
-from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
+from selfverify.core.episode import EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import SelfVerifyError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
@@ -26,6 +27,7 @@ from selfverify.rollouts.rollout import rollout
 from selfverify.rollouts.sampler import Sampler
 from selfverify.rollouts.script_sampler import TextSampler
 from selfverify.rollouts.server_sampler import ServerSampler
+from selfverify.rollouts.wrappers import EpisodeWrapper
 from selfverify.tasks.answering import Verdict
 
 OnTurn = Callable[[int, AgentRecord, str, str], None]
@@ -68,17 +70,16 @@ def run_agent(
             cannot be asked like this.
         DataError: There is no such kind of task.
     """
-    task.limits = task.limits.model_copy(update={"turns": settings.task.max_turns})
+    asked = settings.task
+    task.limits = task.limits.model_copy(update={"turns": asked.max_turns})
     problem = _problem(settings, task)
     sampler = _sampler(settings, task, problem)
     on_begin(problem)
     with TemporaryDirectory() as images:
-        watched = Watched(task.open(problem, settings.task.seed), Path(images), on_turn)
+        watched = Watched(task.open(problem, asked.seed), Path(images), on_turn)
         error: BaseException | None = None
         try:
-            held = rollout(
-                sampler, task, [problem], [settings.task.seed], 1, open_episode=lambda *about: watched
-            )
+            held = rollout(sampler, task, [problem], [asked.seed], 1, open_episode=lambda *about: watched)
             error = held.errors.get((0, 0))
         except (KeyboardInterrupt, SelfVerifyError) as stopped:
             error = stopped
@@ -93,7 +94,7 @@ def run_agent(
     return AgentRun(problem, watched.ended, watched.inner.worked, page, error)
 
 
-class Watched(Episode):
+class Watched(EpisodeWrapper):
     """An agent's episode, of which every turn is told and kept.
 
     Args:
@@ -102,18 +103,16 @@ class Watched(Episode):
         on_turn: Told of each turn.
     """
 
+    inner: AgentEpisode
+
     def __init__(self, inner: AgentEpisode, images: Path, on_turn: OnTurn) -> None:
-        self.inner, self.images, self.on_turn = inner, images, on_turn
-        self.channel = inner.channel
+        super().__init__(inner)
+        self.images, self.on_turn = images, on_turn
         self.steps: list[StoredStep] = []
         self.ended: EpisodeResult | None = None
-        self._closed = False
-
-    def expected_observations(self) -> Sequence[Observation]:
-        return self.inner.expected_observations()
 
     def reset(self) -> Observation | None:
-        reply = self.inner.reset()
+        reply = super().reset()
         if reply is not None:
             self._keep(reply, 0)
         return reply
@@ -121,13 +120,13 @@ class Watched(Episode):
     def step(self, said: PolicyTurn) -> Observation:
         finish = str(said.finish)
         self.steps.append(StoredStep("policy", said.turn, self.channel, said.text, [], finish, {}, None))
-        reply = self.inner.step(said)
+        reply = super().step(said)
         words = "" if reply.done else self._keep(reply, said.turn + 1)
         self.on_turn(said.turn, self.inner.worked, said.text, words)
         return reply
 
     def result(self) -> EpisodeResult:
-        self.ended = self.inner.result()
+        self.ended = super().result()
         return self.ended
 
     def stop(self, why: str) -> None:
@@ -135,11 +134,6 @@ class Watched(Episode):
         if self.ended is None:
             self.inner.give_up(why)
             self.result()
-
-    def release(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self.inner.release()
 
     def sample(self, problem: str) -> StoredSample:
         """The session as the store keeps one."""
@@ -155,16 +149,9 @@ class Watched(Episode):
         )  # fmt: skip
 
     def _keep(self, reply: Observation, turn: int) -> str:
-        words = _words(reply)
         names = written_images(self.images, reply.images)
-        self.steps.append(StoredStep("environment", turn, "observation", words, names, None, {}, None))
-        return words
-
-
-def _words(reply: Observation) -> str:
-    if isinstance(reply.content, str):
-        return reply.content
-    return "\n".join(part["text"] for part in reply.content if part["type"] == "text")
+        self.steps.append(StoredStep("environment", turn, "observation", reply.text, names, None, {}, None))
+        return reply.text
 
 
 def _problem(settings: AgentSessionConfig, task: AgentTask) -> Problem:
@@ -181,11 +168,7 @@ def _sampler(settings: AgentSessionConfig, task: AgentTask, problem: Problem) ->
         shown = task.demonstrate_turns(problem, np.random.default_rng(seed))
         return TextSampler({(0, 0): [turn.text for turn in shown]})
     if actor.server is not None:
-        fields = {
-            "model": actor.model,
-            "temperature": actor.temperature,
-            "max_tokens": actor.max_new_tokens,
-        }
+        fields = {"model": actor.model, "temperature": actor.temperature, "max_tokens": actor.max_new_tokens}
         return ServerSampler(ServerConfig(actor.server, timeout_s=actor.timeout), fields, at_once=1)
     policy = Policy.load(actor.model or "")
     task.set_policy(policy)

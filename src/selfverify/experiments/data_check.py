@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -69,7 +69,7 @@ class ShownRow:
     target: Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Checked:
     """The contents of a data file.
 
@@ -77,11 +77,12 @@ class Checked:
         path: The file or folder.
         format: Its format.
         model: The model whose tokens are counted.
-        rows: The number of rows that can be used, images included.
-        broken: The rows that cannot.
+        broken: The rows that cannot be used.
         columns: The fields of rows that have other names in the file, with these: ``question`` of
-        ``problem``.
+            ``problem``.
         unread: Columns that are not read.
+        model_reads: The longest prompt that the model reads, where its config says so.
+        rows: The number of rows that can be used, images included.
         kinds: The number of rows by what they ask for (`kind_of`).
         categories: The number of rows by category, the largest first.
         images: The number of rows by the number of their images.
@@ -91,7 +92,6 @@ class Checked:
         image_bytes: The encoded bytes of the distinct images.
         prompt_tokens: Tokens of a problem, images included.
         image_tokens: Tokens of a problem's images.
-        model_reads: The longest prompt that the model reads, where its config says so.
         too_long: The number of problems that are longer.
         longest: The longest prompts: id, place, tokens, tokens of their images.
         duplicates: Ids of rows that ask what another row asks, each with the id of the first such row.
@@ -103,52 +103,44 @@ class Checked:
     path: str
     format: str
     model: str
-    rows: int
     broken: list[BadRow]
     columns: dict[str, str]
     unread: list[str]
-    kinds: dict[str, int]
-    categories: dict[str, int]
-    images: dict[int, int]
-    distinct_images: int
-    width: Spread | None
-    height: Spread | None
-    image_bytes: int
-    prompt_tokens: Spread | None
-    image_tokens: Spread | None
     model_reads: int | None
-    too_long: int
-    longest: list[dict[str, Any]]
-    duplicates: list[tuple[str, str]]
-    duplicate_count: int
-    odd: dict[str, list[str]]
-    samples: list[ShownRow]
+    rows: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+    categories: dict[str, int] = field(default_factory=dict)
+    images: dict[int, int] = field(default_factory=dict)
+    distinct_images: int = 0
+    width: Spread | None = None
+    height: Spread | None = None
+    image_bytes: int = 0
+    prompt_tokens: Spread | None = None
+    image_tokens: Spread | None = None
+    too_long: int = 0
+    longest: list[dict[str, Any]] = field(default_factory=list)
+    duplicates: list[tuple[str, str]] = field(default_factory=list)
+    duplicate_count: int = 0
+    odd: dict[str, list[str]] = field(default_factory=dict)
+    samples: list[ShownRow] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class _Usable:
-    """The counted properties of a row that can be used.
+class _Read:
+    """A row that can be used, as it was read.
 
     Args:
-        index: The row's number.
-        id: The row's id.
         kind: The kind of answer that the row asks for.
-        category: The row's category.
         pictures: For each image a digest of its encoded bytes, their number, and the image's size.
         asked: A digest of the question and the images.
-        tokens: The tokens of the prompt.
-        image_tokens: The tokens among them that stand for images.
+        prompt: The prompt.
         odd: Why it looks wrong.
     """
 
-    index: int
-    id: str
     kind: str
-    category: str
     pictures: list[tuple[bytes, int, Size]]
     asked: bytes
-    tokens: int
-    image_tokens: int
+    prompt: Prompt
     odd: list[str]
 
 
@@ -172,8 +164,8 @@ class _Model:
         for task in self.tasks.values():
             task.set_coordinate_space(partial(space, self.loaded.model, self.loaded.image_processor))
 
-    def read(self, index: int, row: Row) -> tuple[_Usable, Prompt]:
-        """Return what is counted of a row, and its prompt.
+    def read(self, row: Row) -> _Read:
+        """Return what is counted of a row.
 
         Raises:
             DataError: The row cannot be used.
@@ -183,28 +175,14 @@ class _Model:
         for width, height in (image.size for image in images):
             w, h = row.get("screen") or (1, 1)
             if (width - height) * (w - h) < 0:
-                raise DataError(
-                    f"its screenshot is {width} x {height}, its screen {w} x {h}: one of them is turned"
-                )
-        pictures = [
-            (_digest(data), len(data), image.size) for data, image in zip(encoded, images, strict=True)
-        ]
+                raise DataError(f"its screenshot is {width} x {height}, its screen {w} x {h}: one is turned")
+        pairs = zip(encoded, images, strict=True)
+        pictures = [(_digest(data), len(data), image.size) for data, image in pairs]
         opened = row | {"images": [ImageRef(row["id"], image) for image in images]}
-        kind = kind_of(row)
-        prompt = self._prompt(kind, opened)
-        asked = [row.get(name) for name in _ASKED]
+        kind, asked = kind_of(row), [row.get(name) for name in _ASKED]
         text = json.dumps(asked, sort_keys=True, default=str).encode()
-        return _Usable(
-            index,
-            row["id"],
-            kind,
-            row["category"] or "(none)",
-            pictures,
-            _digest(b"".join([*(digest for digest, *_ in pictures), text])),
-            len(prompt.ids),
-            sum(image.placeholders for image in prompt.images),
-            self._odd(kind, opened),
-        ), prompt
+        digest = _digest(b"".join([*(own for own, *_ in pictures), text]))
+        return _Read(kind, pictures, digest, self._prompt(kind, opened), self._odd(kind, opened))
 
     def _odd(self, kind: str, row: Row) -> list[str]:
         """Return what looks wrong about a row, although it can be read."""
@@ -290,59 +268,45 @@ def check_rows(rows: Rows, settings: PolicyConfig, *, samples: int = 3) -> Check
         settings: The model, whose weights are not loaded, and the sizes of its images.
         samples: The number of problems to keep as the model sees them.
     """
-    model, usable = _Model(settings), list[_Usable]()
-    broken, kept = list(rows.bad), list[ShownRow]()
+    model, columns = _Model(settings), _columns(rows)
+    found = Checked(str(rows.path), rows.format, settings.path, [*rows.bad], *columns, model.reads)
+    kinds, categories, counts = Counter[str](), Counter[str](), Counter[int]()
+    pictures, firsts = dict[bytes, tuple[int, Size]](), dict[bytes, str]()
+    prompts: list[tuple[int, int, int, str]] = []
     for index in range(len(rows)):
         try:
             row = rows[index]
-            found, prompt = model.read(index, row)
+            read = model.read(row)
         except DataError as error:
-            broken.append(BadRow.of(rows.place(index), error))
-        else:
-            usable.append(found)
-            if len(kept) < samples:
-                kept.append(model.show(row, prompt))
-    columns, unread = _columns(rows)
-    pictures = {digest: (n, size) for entry in usable for digest, n, size in entry.pictures}.values()
-    firsts = {entry.asked: entry.id for entry in reversed(usable)}
-    duplicates = [(entry.id, firsts[entry.asked]) for entry in usable if firsts[entry.asked] != entry.id]
-    odd: dict[str, list[str]] = {}
-    for entry in usable:
-        for fault in [*entry.odd, *([REPEATED] if entry.index in rows.repeated else [])]:
-            odd.setdefault(fault, []).append(entry.id)
-    return Checked(
-        path=str(rows.path),
-        format=rows.format,
-        model=settings.path,
-        rows=len(usable),
-        broken=sorted(broken, key=lambda bad: (bad.file, bad.line)),
-        columns=columns,
-        unread=unread,
-        kinds=dict(Counter(entry.kind for entry in usable)),
-        categories=dict(Counter(entry.category for entry in usable).most_common()),
-        images=dict(sorted(Counter(len(entry.pictures) for entry in usable).items())),
-        distinct_images=len(pictures),
-        width=Spread.of([size[0] for _, size in pictures]),
-        height=Spread.of([size[1] for _, size in pictures]),
-        image_bytes=sum(count for count, _ in pictures),
-        prompt_tokens=Spread.of([entry.tokens for entry in usable]),
-        image_tokens=Spread.of([entry.image_tokens for entry in usable]),
-        model_reads=model.reads,
-        too_long=sum(model.reads is not None and entry.tokens >= model.reads for entry in usable),
-        longest=[
-            {
-                "id": e.id,
-                "place": str(rows.place(e.index)),
-                "tokens": e.tokens,
-                "image_tokens": e.image_tokens,
-            }
-            for e in sorted(usable, key=lambda entry: (-entry.tokens, entry.index))[:NAMED]
-        ],
-        duplicates=duplicates[:NAMED],
-        duplicate_count=len(duplicates),
-        odd=odd,
-        samples=kept,
-    )
+            found.broken.append(BadRow.of(rows.place(index), error))
+            continue
+        id, prompt = row["id"], read.prompt
+        kinds[read.kind] += 1
+        categories[row["category"] or "(none)"] += 1
+        counts[len(read.pictures)] += 1
+        pictures |= {digest: (size, shape) for digest, size, shape in read.pictures}
+        prompts.append((len(prompt.ids), sum(image.placeholders for image in prompt.images), index, id))
+        if (first := firsts.setdefault(read.asked, id)) != id:
+            found.duplicates.append((id, first))
+        for fault in [*read.odd, *([REPEATED] if index in rows.repeated else [])]:
+            found.odd.setdefault(fault, []).append(id)
+        if len(found.samples) < samples:
+            found.samples.append(model.show(row, prompt))
+    found.broken.sort(key=lambda bad: (bad.file, bad.line))
+    found.rows, found.kinds, found.categories = len(prompts), dict(kinds), dict(categories.most_common())
+    found.images, found.distinct_images = dict(sorted(counts.items())), len(pictures)
+    found.width = Spread.of([width for _, (width, _) in pictures.values()])
+    found.height = Spread.of([height for _, (_, height) in pictures.values()])
+    found.image_bytes = sum(size for size, _ in pictures.values())
+    found.prompt_tokens = Spread.of([tokens for tokens, *_ in prompts])
+    found.image_tokens = Spread.of([tokens for _, tokens, *_ in prompts])
+    found.too_long = sum(model.reads is not None and tokens >= model.reads for tokens, *_ in prompts)
+    for tokens, own, index, id in sorted(prompts, key=lambda one: (-one[0], one[2]))[:NAMED]:
+        place = str(rows.place(index))
+        found.longest.append({"id": id, "place": place, "tokens": tokens, "image_tokens": own})
+    found.duplicate_count = len(found.duplicates)
+    del found.duplicates[NAMED:]
+    return found
 
 
 def _columns(rows: Rows, most: int = 50) -> tuple[dict[str, str], list[str]]:
@@ -399,10 +363,8 @@ def summary(c: Checked) -> list[str]:
         particular = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^]]*\]|\S*/\S*|\d[\d.,]*")
         reasons = Counter(particular.sub("…", bad.reason.partition("\n")[0]) for bad in c.broken)
         if len(reasons) < len(c.broken):
-            lines += [
-                "left out:",
-                *(f"  {_many(count, 'row')}: {why}" for why, count in reasons.most_common()),
-            ]
+            counted = reasons.most_common()
+            lines += ["left out:", *(f"  {_many(count, 'row')}: {why}" for why, count in counted)]
         more = len(c.broken) - MOST_BROKEN
         lines += ["broken rows:", *(f"  {bad}" for bad in c.broken[:MOST_BROKEN])]
         lines += [f"  and {more} more"] if more > 0 else []

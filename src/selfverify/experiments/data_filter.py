@@ -137,9 +137,8 @@ class Filter:
             policy.answer(asked, sweep, _verdicts, partial(self.method.open, self.task), self.method.limits)
             return
         if made:
-            rollout = self.method.rollout(
-                policy, self.task, [*made.values()], [*seeds.values()], self.sampling
-            )
+            problems, drawn = [*made.values()], [*seeds.values()]
+            rollout = self.method.rollout(policy, self.task, problems, drawn, self.sampling)
             verdicts += _verdicts([*made], rollout)
         sweep.store(verdicts)
 

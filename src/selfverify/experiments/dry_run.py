@@ -1,6 +1,6 @@
 """A training step's real code without weights: how long its conversations are, and what it would hold.
 
-`lengths_of` finds how long a step's prompts and conversations are, from a few problems of the recipe's and
+`Lengths.of` finds how long a step's prompts and conversations are, from a few problems of the recipe's and
 its limits. `Meter` counts the bytes that tensors hold and `count_flops` the floating-point operations on
 them, real or empty.
 """
@@ -60,62 +60,46 @@ class Lengths:
     sampled: int
     stated: str
 
-    @property
-    def shared_tokens(self) -> int:
-        """The tokens forwarded in one pass when prompts are shared: the sum of P + G R."""
-        own = self.group_size * len(self.trained)
-        return sum(len(prompt.ids) + own for prompt in self.prompts)
+    @classmethod
+    def of(cls, recipe: Recipe, method: Method, policy: Policy, groups: int, heard: int | None) -> Lengths:
+        """Draw a few problems, and let conversations go on to the recipe's limits.
 
-    @property
-    def plain_tokens(self) -> int:
-        """The tokens forwarded in one pass when prompts are not shared: the sum of G (P + R)."""
-        return sum(self.group_size * (len(prompt.ids) + len(self.trained)) for prompt in self.prompts)
+        Args:
+            recipe: The recipe.
+            method: Its method.
+            policy: Encodes the prompts.
+            groups: How many problems the step has.
+            heard: The tokens of what an environment says at a time.
 
-    @property
-    def image_tokens(self) -> int:
-        """The image placeholders in all prompts."""
-        return sum(image.placeholders for prompt in self.prompts for image in prompt.images)
-
-
-def lengths_of(recipe: Recipe, method: Method, policy: Policy, groups: int, heard: int | None) -> Lengths:
-    """Draw a few problems, and let conversations go on to the recipe's limits.
-
-    Args:
-        recipe: The recipe.
-        method: Its method.
-        policy: Encodes the prompts.
-        groups: How many problems the step has.
-        heard: The tokens of what an environment says at a time.
-
-    Raises:
-        DataError: The task cannot make its problems.
-    """
-    task = recipe_task(recipe)
-    task.set_coordinate_space(policy.coordinate_space)
-    problems = [task.problem("train", recipe.seed, i) for i in range(min(groups, MOST))]
-    drawn = [policy.encoder.prompt(problem) for problem in problems]
-    prompts = [
-        replace(prompt, images=[replace(image, key=f"{n}/{image.key}") for image in prompt.images])
-        for n, prompt in enumerate(islice(cycle(drawn), groups))
-    ]
-    stated = f"{len(drawn)} problems of {task.name} were drawn"
-    if not samples(recipe, method):
-        return Lengths(prompts, problems, 1, [], 0, 0, stated)
-    limits = method.limits or task.limits
-    begins = any(problem.environment_begins for problem in problems)
-    words = recipe.method.options.get("second_turn")
-    if heard is None and words is not None and not begins:
-        asked = Problem("planned", user_turn("", 0))
-        heard = len(ReplyEncoder(policy.encoder).encode(asked, Observation(words), 1).tokens)
-    stated += f", conversations go on to sampling.max_new_tokens in each of {limits.turns} turns"
-    if heard is None and (begins or limits.turns > 1):
-        stated += ", and what their environment says is NOT counted: say how long it is"
-    reply, said = [False] * (heard or 0), [True] * recipe.sampling.max_new_tokens
-    trained = [*(reply if begins else []), *(said + reply) * (limits.turns - 1), *said]
-    if limits.tokens is not None:
-        trained = trained[: max(limits.tokens - min(len(prompt.ids) for prompt in prompts), 1)]
-    group = recipe.sampling.group_size
-    return Lengths(prompts, problems, group, trained, len(reply), sum(trained), stated)
+        Raises:
+            DataError: The task cannot make its problems.
+        """
+        task = recipe_task(recipe)
+        task.set_coordinate_space(policy.coordinate_space)
+        problems = [task.problem("train", recipe.seed, i) for i in range(min(groups, MOST))]
+        drawn = [policy.encoder.prompt(problem) for problem in problems]
+        prompts = [
+            replace(prompt, images=[replace(image, key=f"{n}/{image.key}") for image in prompt.images])
+            for n, prompt in enumerate(islice(cycle(drawn), groups))
+        ]
+        stated = f"{len(drawn)} problems of {task.name} were drawn"
+        if not samples(recipe, method):
+            return cls(prompts, problems, 1, [], 0, 0, stated)
+        limits = method.limits or task.limits
+        begins = any(problem.environment_begins for problem in problems)
+        words = recipe.method.options.get("second_turn")
+        if heard is None and words is not None and not begins:
+            asked = Problem("planned", user_turn("", 0))
+            heard = len(ReplyEncoder(policy.encoder).encode(asked, Observation(words), 1).tokens)
+        stated += f", conversations go on to sampling.max_new_tokens in each of {limits.turns} turns"
+        if heard is None and (begins or limits.turns > 1):
+            stated += ", and what their environment says is NOT counted: say how long it is"
+        reply, said = [False] * (heard or 0), [True] * recipe.sampling.max_new_tokens
+        trained = [*(reply if begins else []), *(said + reply) * (limits.turns - 1), *said]
+        if limits.tokens is not None:
+            trained = trained[: max(limits.tokens - min(len(prompt.ids) for prompt in prompts), 1)]
+        group = recipe.sampling.group_size
+        return cls(prompts, problems, group, trained, len(reply), sum(trained), stated)
 
 
 def samples(recipe: Recipe, method: Method) -> bool:
@@ -240,27 +224,11 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 class DryRun(TorchDispatchMode):
     """Runs the real code without weights: a tensor that depends on a weight has a shape and no values.
 
-    Inside `running`, tensors that are made from nothing but token ids, positions, masks, image grids and
+    Inside it and `Host`, tensors that are made from nothing but token ids, positions, masks, image grids and
     other small tables are computed as always, so code may look into them. Every tensor that depends on a
     weight is on PyTorch's meta device: it has a shape and a type, takes no memory and costs no arithmetic.
     Code that asks such a tensor for its device is told that it is the CPU, so it chooses as it would there.
     """
-
-    making_weights = False
-
-    @classmethod
-    @contextmanager
-    def running(cls) -> Iterator[DryRun]:
-        """A context in which tensors that depend on weights have no values."""
-        with cls() as dry, _Place():
-            yield dry
-
-    @contextmanager
-    def weights(self) -> Iterator[None]:
-        """A context in which every new floating-point tensor is a weight."""
-        self.making_weights = True
-        yield
-        self.making_weights = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -269,10 +237,8 @@ class DryRun(TorchDispatchMode):
             return self._run(func, args, kwargs or {})
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not tree_any(_is_empty, (args, kwargs)) and not self._makes_weight(args, kwargs):
+        if not tree_any(_is_empty, (args, kwargs)):
             return func(*args, **({**kwargs, "device": CPU} if "device" in kwargs else kwargs))
-        if func in _DRAWS:
-            return args[0]
         if func is aten._local_scalar_dense.default:
             # Losses, norms and largest differences go into logs and checks, and never into a shape.
             return torch.zeros((), dtype=args[0].dtype, device=CPU).item()
@@ -285,23 +251,14 @@ class DryRun(TorchDispatchMode):
             return args[0].new_empty(args[2])
         return func(*args, **({**kwargs, "device": META} if "device" in kwargs else kwargs))
 
-    def _makes_weight(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if not self.making_weights or tree_any(lambda x: isinstance(x, Tensor), (args, kwargs)):
-            return False
-        dtype = kwargs.get("dtype") or torch.get_default_dtype()
-        return "device" in kwargs and bool(dtype.is_floating_point)
-
 
 CHECKPOINTING = {
     "use_reentrant": False,
     "determinism_check": "none",
-    "context_fn": lambda: (nullcontext(), _Place()),
+    "context_fn": lambda: (nullcontext(), Host()),
 }
 """The arguments of ``torch.utils.checkpoint``. When autograd computes a forward pass again, it does so
 outside of function modes, so the mode that names the device is entered again."""
-
-_DRAWS = {aten.uniform_.default, aten.normal_.default}
-"""The operations that fill new weights with random values."""
 
 _INDEXED = {
     aten.index.Tensor,
@@ -329,7 +286,7 @@ def _without_masks(indices: list[Tensor | None]) -> list[Tensor | None]:
     return found
 
 
-class _Place(TorchFunctionMode):
+class Host(TorchFunctionMode):
     """Says that tensors without values are on the CPU, and chooses its kernels."""
 
     def __torch_function__(

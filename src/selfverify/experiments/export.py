@@ -48,20 +48,15 @@ from selfverify.policy.chat import text_only
 from selfverify.reports.run_data import read_entries
 from selfverify.rollouts.atif import (
     EXPORT_FILE,
-    OURS,
     SHOWN_IMAGES,
     VERSION,
-    AtifContent,
-    AtifFinalMetrics,
     AtifMetrics,
-    AtifStep,
     AtifTrajectory,
-    Content,
     Message,
-    image_part,
-    our_agent,
     rollout_to_atif,
+    to_question,
     to_steps,
+    to_trajectory,
     without_end,
     without_surrogates,
 )
@@ -195,7 +190,7 @@ def sample_to_atif(
         numbers = AtifMetrics(completion_tokens=sample.tokens)
         about = {"author": "policy", "turn": 0, "finish": sample.finish}
         messages = [Message(sample.text, [], about, "", sample.finish, numbers)]
-    steps = to_steps(messages, [] if entry is None else [_asked(entry)])
+    steps = to_steps(messages, [] if entry is None else [to_question(entry)])
     ours = {
         "kind": "sample",
         "settings": dict(settings),
@@ -206,23 +201,9 @@ def sample_to_atif(
         "entry": entry,
     }
     text = json.dumps(settings, sort_keys=True).encode("utf-8", "replace")
-    return AtifTrajectory(
-        schema_version=VERSION,
-        session_id=f"{OURS}-{hashlib.blake2b(text, digest_size=8).hexdigest()}",
-        trajectory_id=f"{sample.problem}#{sample.sample}",
-        agent=our_agent(settings.get("model")),
-        steps=steps,
-        final_metrics=AtifFinalMetrics(total_completion_tokens=sample.tokens, total_steps=len(steps)),
-        extra={OURS: without_surrogates(ours)},
-    )
-
-
-def _asked(entry: Mapping[str, Any]) -> AtifStep:
-    """The problem as the first step: its image, if there is one, before the question."""
-    message: Content = str(entry.get("question") or "")
-    if image := entry.get("image"):
-        message = [image_part(str(image)), AtifContent(type="text", text=message)]
-    return AtifStep(step_id=1, source="user", message=message, extra={OURS: {"prompt": True}})
+    session = hashlib.blake2b(text, digest_size=8).hexdigest()
+    name = f"{sample.problem}#{sample.sample}"
+    return to_trajectory(session, name, settings.get("model"), steps, sample.tokens, ours)
 
 
 _BY_CONTENT = re.compile(r"[0-9a-f]{32}\.png")
@@ -374,10 +355,7 @@ def _rollouts(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Ite
     folder = source if source.name == ROLLOUTS_FOLDER else source / ROLLOUTS_FOLDER
     files = sorted(path for path in folder.glob("step-*.jsonl") if NAME.fullmatch(path.name))
     if not files:
-        raise ConfigError(
-            f"{source} holds no rollout log; a run writes one with learner.checkpoint.rollout_log=all (or "
-            "recent)"
-        )
+        raise ConfigError(f"{source} holds no rollout log; learner.checkpoint.rollout_log=all writes one")
     read = [(path, *read_journal(path, RecordedGroup)) for path in files]
     for path, header, _ in read:
         if not isinstance(header.get("step", 0), int):
@@ -424,9 +402,7 @@ def _begin(output: Path, about: dict[str, Any]) -> None:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ConfigError(f"{marker} is damaged; choose another folder, or delete this one") from None
     if changed:
-        raise ConfigError(
-            f"{output} holds an export of something else: {'; '.join(changed)}; choose another folder"
-        )
+        raise ConfigError(f"{output} holds another export: {'; '.join(changed)}; choose another folder")
     (output / SHOWN_IMAGES).mkdir(exist_ok=True)
 
 
@@ -499,7 +475,7 @@ def export_conversations(
             for sample in row.samples:
                 if written.conversations == limit:
                     return
-                line = _unwanted(sample, keep) or _row(remade, row, sample, settings)
+                line = _unwanted(sample, keep) or _row(remade, row, sample, str(settings.get("task", "")))
                 if isinstance(line, str):
                     written.left_out[line] = written.left_out.get(line, 0) + 1
                 else:
@@ -525,9 +501,7 @@ def _unwanted(sample: StoredSample, keep: Keep) -> str:
     return "" if sample.steps or sample.text else "nothing was said"
 
 
-def _row(
-    remade: Remade, row: StoredProblem, sample: StoredSample, settings: dict[str, Any]
-) -> dict[str, Any] | str:
+def _row(remade: Remade, row: StoredProblem, sample: StoredSample, source: str) -> dict[str, Any] | str:
     """A line of the file, or why there is none."""
     problem = remade.problem(row)
     if isinstance(problem, str):
@@ -548,15 +522,24 @@ def _row(
         messages.append({"role": str(record["role"]), "content": step.text[start:end]})
     if not sample.steps:
         messages.append({"role": "assistant", "content": without_end(sample.text)})
+    name = f"{sample.problem}#{sample.sample}"
+    return conversation_row(problem, messages, name, source, sample.rewards, sample.correct)
+
+
+def conversation_row(
+    problem: Problem,
+    messages: list[dict[str, Any]],
+    name: str,
+    source: str,
+    rewards: Mapping[str, float],
+    correct: bool,
+) -> dict[str, Any]:
+    """A line of a file for fine-tuning: a conversation about a problem of the task called ``source``."""
+    category = str(problem.meta.get("category") or "")
     return {
-        "messages": messages,
-        "tools": problem.tools,
-        "id": f"{sample.problem}#{sample.sample}",
-        "data_source": str(settings.get("task", "")),
-        "category": str(problem.meta.get("category") or ""),
-        "reward": float(sample.rewards.get("answer", 0.0)),
-        "correct": sample.correct,
-    }
+        "messages": messages, "tools": problem.tools, "id": name, "data_source": source, "category": category,
+        "reward": float(rewards.get("answer", 0.0)), "correct": correct,
+    }  # fmt: skip
 
 
 def asked_messages(problem: Problem) -> list[dict[str, str]]:

@@ -13,24 +13,32 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+from selfverify.core.config import EngineConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Trajectory
-from selfverify.experiments.dry_run import CHECKPOINTING, DryRun, Lengths, Meter, Span, lengths_of, samples
+from selfverify.experiments.dry_run import CHECKPOINTING, DryRun, Host, Lengths, Meter, Span, samples
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.policy.encoding import Encoder, Prompt
 from selfverify.policy.families import ImageInput
 from selfverify.policy.features import image_features
 from selfverify.policy.forward import prefill, scores_at_once
-from selfverify.policy.loading import load_structure
+from selfverify.policy.loading import load_structure, resolve
 from selfverify.policy.packing import SharedLayout
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import READ_BATCH, score_tree
 from selfverify.trainer.batch import TokenStreams
 from selfverify.trainer.loss import LossComputer, UpdateMetrics, micro_batches
-from selfverify.trainer.optim import LOW_PRECISION, ApartGradients, ChannelOptimizer, make_optimizer
+from selfverify.trainer.optim import (
+    LOW_PRECISION,
+    ApartGradients,
+    ChannelOptimizer,
+    make_optimizer,
+    sum_in_float32,
+)
 
 ENDED = 5
 """Of so many conversations one has ended when the others' keys are copied without it."""
@@ -63,13 +71,15 @@ class PlannedStep:
         self.meter, self.phases, self.flops = Meter(), dict[str, Span](), dict[str, float]()
         # Offloaded activations are taken away in `_learn`: on a CPU they would stay in its memory.
         settings = recipe.policy.model_copy(update={"device": "cpu", "activation_offload": False})
-        with DryRun.running() as dry, self.meter:
-            with dry.weights(), self.meter.span("weights"):
-                self.policy = policy = Policy(load_structure(settings), settings)
+        with torch.device("meta"):
+            loaded = load_structure(settings.model_copy(update={"device": "meta"}))
+        with DryRun(), Host(), self.meter:
+            self.policy = policy = Policy(loaded, settings)
+            self.meter.relabel((*policy.model.parameters(), *policy.model.buffers()), "weights")
             if settings.gradient_checkpointing:
                 policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=CHECKPOINTING)
             self.meter.vocabulary = policy.model.get_output_embeddings().weight.shape[0]
-            self.lengths = lengths_of(recipe, self.method, policy, groups, heard)
+            self.lengths = Lengths.of(recipe, self.method, policy, groups, heard)
             self._run()
 
     def _run(self) -> None:
@@ -80,6 +90,7 @@ class PlannedStep:
         with self.meter.span("reference"):
             reference = policy.frozen_copy() if method.config.needs_reference else None
         self.trainable = [p for p in policy.model.parameters() if p.requires_grad]
+        sum_in_float32(self.trainable)
         for parameter in self.trainable:
             parameter.register_post_accumulate_grad_hook(lambda p: self.meter.relabel([p.grad], "gradients"))
         self.apart = ApartGradients(lambda: self.trainable)
@@ -158,10 +169,8 @@ class PlannedStep:
 
     def _grow(self, layout: SharedLayout, kept: int, width: int) -> None:
         """Forward ``width`` tokens behind ``kept`` ones of each conversation."""
-        axes, shape = (
-            self.policy.loaded.family.position_axes,
-            (len(layout.prompt_lengths), layout.continuations),
-        )
+        axes = self.policy.loaded.family.position_axes
+        shape = len(layout.prompt_lengths), layout.continuations
         ids = torch.zeros(*shape, width, dtype=torch.long)
         layout.place(ids[..., 0], max(kept, 0), True)
         self.policy.forward.grow(ids, ids.expand(axes, *ids.shape), layout)
@@ -215,7 +224,7 @@ class PlannedStep:
             return None
         optimizer = make_optimizer(learner.optim, self.policy.model.named_parameters(), masters)
         for parameter in self.trainable:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
         with self.meter.span("optimiser"):
             for channel in self.moments:
                 _step(optimizer, channel)
@@ -347,8 +356,10 @@ class Plan:
     def lines(self) -> list[str]:
         """Return the plan in words for people."""
         at, count = self.lengths, len(self.lengths.prompts)
-        shared, plain = at.shared_tokens * self.gpus, at.plain_tokens * self.gpus
-        sizes = [len(prompt.ids) for prompt in at.prompts]
+        sizes, own = [len(prompt.ids) for prompt in at.prompts], count * len(at.trained)
+        shared = self.gpus * (sum(sizes) + at.group_size * own)  # the sum of P + G R over all prompts
+        plain = self.gpus * at.group_size * (sum(sizes) + own)
+        shown = sum(image.placeholders for prompt in at.prompts for image in prompt.images)
         width = max(map(len, self.memory))
         kind = "sharded" if self.sharded else "whole on each"
         where = f" on each of {self.gpus} GPUs (the model {kind})" if self.gpus > 1 else ""
@@ -356,7 +367,7 @@ class Plan:
             f"{self.parameters[0]:,} parameters, of which {self.parameters[1]:,} learn",
             f"step: {count * self.gpus} problems x {at.group_size} conversations of {len(at.trained)} tokens",
             f"prompts of {sum(sizes) / count:.0f} tokens, at most {max(sizes)}, "
-            f"{at.image_tokens / count:.0f} of them for images",
+            f"{shown / count:.0f} of them for images",
             f"tokens of a pass: {shared:,}; with prompts written out {plain:,}",
             at.stated,
             f"GB that tensors hold{where} at the worst moment of each phase, most in {self.worst}:",
@@ -403,13 +414,17 @@ def _share_out(held: dict[str, int], phase: str, step: PlannedStep, gpus: int, s
     """Turn what one GPU would hold alone into what each holds.
 
     FSDP2 gives each its part. It gathers all weights for the rollout, and later a layer when it is needed
-    (the next one in advance). DDP keeps all on each GPU, and its buckets hold gradients that stay.
+    (the next one in advance). DDP keeps all on each GPU, and its buckets hold gradients that stay, unless
+    they are summed in another type than the weights'.
     """
-    model = step.policy.model
+    model, learning = step.policy.model, sum(p.nbytes for p in step.trainable)
+    summed = sum(p.numel() * p.grad_dtype.itemsize for p in step.trainable)
     if not sharded:
-        learning = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-        held["gradients"] = learning + (held.get("gradients", 0) if step.gradients else 0)
+        beside = step.gradients or summed > learning
+        held["gradients"] = learning + (held.get("gradients", 0) if beside else 0)
         return
+    if "gradients" in held:  # FSDP2 keeps them in the weights' type
+        held["gradients"] = held["gradients"] * learning // summed
     for item in SHARDED:
         if item in held:
             held[item] = -(-held[item] // gpus)
@@ -422,3 +437,66 @@ def _share_out(held: dict[str, int], phase: str, step: PlannedStep, gpus: int, s
         sizes = [sum(p.nbytes for p in layer.parameters()) for layer in layers]
         most = 3 if phase == "update" else 2  # and one layer's gradients until they are scattered
         held["gathered"] += most * max(sizes, default=0) - sum(sizes)
+
+
+GPU_GB = 80
+"""The memory of the GPUs that large models are trained on (A100, H100)."""
+
+
+def engine_lines(recipe: Recipe, engine: EngineConfig, config: Mapping[str, Any]) -> list[str]:
+    """Say what training in another engine holds on each GPU, by arithmetic on shapes; no weight is read.
+
+    Counted are verl's parts with FSDP2 and activation checkpoints: weights, gradients, AdamW's moments and
+    the reference, shared out to all GPUs; the largest layers, gathered; the checkpoints and logits of a
+    micro-batch. Servers that sample hold their memory at other times.
+
+    Args:
+        recipe: The recipe.
+        engine: Its section ``engine``.
+        config: verl's configuration.
+
+    Raises:
+        ConfigError: The model's config.json is not on this machine, and the Hub does not give it.
+    """
+    policy, gpus = recipe.policy, engine.nodes * engine.gpus_per_node
+    tokens = config["actor_rollout_ref"]["actor"]["ppo_max_token_len_per_gpu"]
+    try:
+        path = resolve(policy.path)
+        settings = AutoConfig.from_pretrained(path, trust_remote_code=policy.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"policy.path={policy.path}: its config.json, of which a plan is made, is not on this machine, "
+            "and the Hub does not give it; put this one file into a folder, and name that"
+        ) from error
+    sees = getattr(settings, "vision_config", None) is not None
+    with torch.device("meta"):
+        model: Any = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_config(settings)
+    text, size = settings.get_text_config(), 2 if policy.dtype == "bfloat16" else 4
+    every = sum(p.numel() for p in model.parameters())
+    tower = sum(p.numel() for name, p in model.named_parameters() if "visual" in name or "vision" in name)
+    learning = every if policy.train_vision else every - tower
+    if policy.lora is not None:
+        linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
+        learning = policy.lora.rank * sum(m.in_features + m.out_features for m in linear)
+    method = make_method(recipe.method.name, **recipe.method.options)
+    refers = method.config.needs_reference and policy.lora is None
+    kept = 4 if policy.master_weights else size
+    wide = text.vocab_size * text.hidden_size
+    parts = {
+        "weights": kept * every / gpus,
+        "gradients": kept * learning / gpus,
+        "optimiser": 2 * kept * learning / gpus,
+        "reference": size * every / gpus if refers else 0,
+        "gathered": size * (2 * wide + 2 * (every - tower - 2 * wide) / text.num_hidden_layers),
+        "activations": size * tokens * text.hidden_size * (text.num_hidden_layers + 16),
+        "logits": (size + 4) * tokens * text.vocab_size,
+    }
+    total, server = sum(parts.values()) / 1e9, size * every / 1e9
+    fits = "fits" if total < 0.9 * GPU_GB else "does NOT fit"
+    return [
+        f"{every:,} parameters, of which {learning:,} learn, on {gpus} GPUs",
+        f"tokens of a micro-batch on each GPU: {tokens:,}",
+        f"GB on each GPU while it learns: {_sum(parts, 1e9, '.1f', 5e7)}",
+        f"this {fits} into {GPU_GB} GB, of which a tenth is left to CUDA and allocators",
+        f"GB of a server's weights: {server:.1f}, shared out by tensor_model_parallel_size",
+    ]

@@ -21,13 +21,7 @@ from selfverify.evaluation.samples import read_samples, with_rule_scores
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe, recipe_task
 from selfverify.experiments.registry import TASKS
 from selfverify.experiments.run import evaluate_recipe, held_folder, train
-from selfverify.experiments.train_stopping import (
-    LOOKING,
-    VERIFIER,
-    CappedLooks,
-    compare_stopping,
-    train_stopping,
-)
+from selfverify.experiments.train_stopping import VERIFIER, CappedLooks, compare_stopping, train_stopping
 from selfverify.reports.report import write_overview, write_report
 from selfverify.trainer.checkpoint import MODEL_FOLDER
 from selfverify.trainer.logging import TrainingProgress
@@ -169,9 +163,11 @@ def quickstart(
     return report
 
 
-def _trained(
-    recipe: Recipe, shown: Showcase, resume: bool, progress: TrainingProgress
-) -> tuple[dict[str, Any], Headline]:
+Told = tuple[dict[str, Any], Headline]
+"""All figures, and those that come first."""
+
+
+def _trained(recipe: Recipe, shown: Showcase, resume: bool, progress: TrainingProgress) -> Told:
     """Train, measured before and after; returns all figures, and those that come first."""
     folder = train(recipe, resume, progress.on_step, progress.on_phase)
     metrics: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
@@ -185,13 +181,11 @@ def _trained(
     return metrics, table
 
 
-def _looked(
-    recipe: Recipe, shown: Showcase, resume: bool, progress: TrainingProgress
-) -> tuple[dict[str, Any], Headline]:
+def _looked(recipe: Recipe, shown: Showcase, resume: bool, progress: TrainingProgress) -> Told:
     """Train a verifier of when to stop looking, compare it with other rules, and let it end conversations."""
     folder = train_stopping(recipe, resume, progress.on_step, progress.on_phase)
     verifier = str(folder / VERIFIER / MODEL_FOLDER)
-    looks = CappedLooks(recipe, recipe.policy.path, verifier, output=folder / LOOKING)
+    looks = CappedLooks(recipe, recipe.policy.path, verifier)
     found = compare_stopping(looks, {}, partial(progress.on_phase, "what ends looking"))
     options = recipe.task.options | {"stop": "verifier", "verifier": verifier}
     task = recipe.task.model_copy(update={"options": options})

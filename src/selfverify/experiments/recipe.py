@@ -31,16 +31,10 @@ from selfverify.core.config import (
     how_to_get,
 )
 from selfverify.core.errors import ConfigError, FileError
-from selfverify.core.files import naming
+from selfverify.core.files import naming, write_text
 from selfverify.core.policy_config import PolicyConfig, is_saved_model, is_served
 from selfverify.core.trainer_config import TrainerConfig
-from selfverify.experiments.recipe_yaml import (
-    Document,
-    complaints,
-    dump_yaml,
-    overridden_name,
-    read_document,
-)
+from selfverify.experiments.recipe_yaml import Document, Section, dump_yaml, load_yaml, read_document
 
 if TYPE_CHECKING:
     from selfverify.methods.base import Method
@@ -75,9 +69,7 @@ def score_faults(method: Method, reading: str, asked: bool) -> list[str]:
     if method.teaches_scores:
         faults.append(f"task.score=false: method {method.name} teaches scores; grpo and adapo go without")
     if reading != "soft":
-        faults.append(
-            f"evaluation.score={reading}: with task.score=false there are no scores to read; set soft"
-        )
+        faults.append(f"evaluation.score={reading}: task.score=false leaves no scores to read; set soft")
     return faults
 
 
@@ -227,7 +219,9 @@ class Recipe(Config):
 
 def _laid_over(options: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``options`` with those of ``changed``, section by section."""
-    merged = dict(options)
+    merged = Section(options)
+    if isinstance(changed, Section):
+        merged.places |= changed.places
     for key, value in changed.items():
         below = merged.get(key)
         if isinstance(below, Mapping) and isinstance(value, Mapping):
@@ -259,6 +253,11 @@ def refuse_hidden(recipe: Recipe, overrides: Sequence[str]) -> None:
 def to_yaml(recipe: Recipe) -> str:
     """Return the recipe as YAML, defaults included; `load_recipe` reads an equal recipe from it."""
     return dump_yaml(recipe.model_dump(mode="json"))
+
+
+def write_recipe(recipe: Recipe, folder: Path) -> None:
+    """Write the resolved recipe into a run's folder."""
+    write_text(folder / RECIPE_FILE, to_yaml(recipe))
 
 
 def recipe_folder() -> Path:
@@ -297,7 +296,7 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
             contradict each other. The message has one line per fault.
     """
     file = _locate(path_or_name)
-    document = read_document(file)
+    document = _read(file)
     if "variants" in document.data:
         raise ConfigError(
             f"{document.source}: this is a grid, many runs in one file; in a checkout, "
@@ -312,12 +311,32 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
     return build_recipe(document)
 
 
+def _read(file: Path, above: tuple[Path, ...] = ()) -> Document:
+    """Read a recipe, and lay it over the one that it ``extends``, a file beside it or a built-in recipe."""
+    document = read_document(file)
+    name = document.data.pop("extends", None)
+    if name is None:
+        return document
+    beside = file.parent / str(name)
+    base = beside if beside.is_file() else _locate(str(name))
+    if base in (file, *above):
+        raise ConfigError(f"{document.place(('extends',))}: extends: {name} is, or extends, this recipe")
+    return Document(document.source, _laid_over(_read(base, (file, *above)).data, document.data))
+
+
 def _stay_in(folder: Path, document: Document) -> None:
     """Let a run's output be the folder that its recipe stands in."""
     written = document.data.get("output")
     if isinstance(written, str) and Path(written).expanduser().resolve() != folder.resolve():
         logger.warning("%s: this run was in %s before; %s is used", document.source, written, folder)
     document.data["output"] = str(folder)
+
+
+def overridden_name(section: str, overrides: Sequence[str]) -> str | None:
+    """Return the name in the last override ``section.name=NAME``; None where there is no such override."""
+    parts = [override.partition("=") for override in overrides]
+    names = [text for key, _, text in parts if key.strip() == f"{section}.name"]
+    return str(load_yaml(names[-1], f"override {section}.name")) if names else None
 
 
 def _forget_other(section: str, overrides: Sequence[str], document: Document) -> None:
@@ -338,16 +357,13 @@ def build_recipe(document: Document) -> Recipe:
     try:
         recipe = Recipe.model_validate(document.data)
     except ValidationError as error:
-        raise ConfigError("\n".join(complaints(error.errors(), Recipe, document))) from None
+        raise ConfigError("\n".join(document.complaints(error.errors(), Recipe))) from None
     # Late, because tasks and methods import torch, and `selfverify --help` should not wait for that.
     from selfverify.experiments import registry
 
-    recipe = recipe.model_copy(
-        update={
-            "task": _complete("task", recipe.task, document),
-            "method": _complete("method", recipe.method, document),
-        }
-    )
+    whole = {"task": _complete("task", recipe.task, document)}
+    whole["method"] = _complete("method", recipe.method, document)
+    recipe = recipe.model_copy(update=whole)
     _complete("task", recipe.measured_task, document, "evaluation_task")
     method = registry.make_method(recipe.method.name, **recipe.method.options)
     faults = [fault] if (fault := _model_path_fault(recipe.policy.path)) else []
@@ -385,10 +401,7 @@ def _locate(path_or_name: str | Path) -> Path:
 
 
 def _complete(
-    section: Literal["task", "method"],
-    choice: NamedConfig,
-    document: Document,
-    written_in: str | None = None,
+    section: Literal["task", "method"], choice: NamedConfig, document: Document, written_in: str | None = None
 ) -> NamedConfig:
     """Return a task or method with all its options; refuse an unknown name or option.
 
@@ -403,7 +416,7 @@ def _complete(
         raise ConfigError(f"{document.place((section, 'name'))}: {error}") from None
     except ValidationError as error:
         place, about = (written_in or section,), f" ({section} {choice.name})"
-        raise ConfigError("\n".join(complaints(error.errors(), model, document, place, about))) from None
+        raise ConfigError("\n".join(document.complaints(error.errors(), model, place, about))) from None
     return NamedConfig(name=choice.name, options=options.model_dump())
 
 

@@ -1,7 +1,8 @@
 """Reads and writes recipes and other settings files: YAML 1.2, with the place of every key for messages.
 
 YAML 1.2 reads ``3e-4`` as a number and ``off``, ``no`` and ``1:30`` as texts; YAML 1.1 does the opposite.
-`complaints` turns pydantic's validation errors into lines: the file and line, what is wrong, what was meant.
+`Document.complaints` turns pydantic's validation errors into lines: the file and line, what is wrong, what
+was meant.
 Of a file that is broken nothing but keys is quoted, since a value may be a secret.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any, get_args
@@ -28,10 +29,7 @@ from selfverify.core.files import read_regular
 Key = tuple[str | int, ...]
 """The path of a value in a document, such as ``("learner", "optim", "betas", 0)``."""
 
-_NO_TEXT = re.compile("[\0\ud800-\udfff]")
-_WITH_USER = re.compile(r"//[^/\s]*@")
-"""An address with a user, who may have a password."""
-_SHORT = {"task": "name", "method": "name"} | dict.fromkeys(("train", "validation", "test"), "path")
+_SHORT = {"task": "name", "method": "name", "train": "path", "validation": "path", "test": "path"}
 """Sections that may be written as one text, and the key that the text is for: `task: math` is
 `task: {name: math}`."""
 
@@ -64,7 +62,7 @@ class _SectionReader(SafeConstructor):
 
     def text(self, node: Node) -> str:
         """Return a text that files and paths may hold."""
-        if _NO_TEXT.search(node.value):
+        if re.search("[\0\ud800-\udfff]", node.value):
             raise _fault(node, "a text that holds a null character or half of one (a lone surrogate)")
         return str(node.value)
 
@@ -103,11 +101,11 @@ def dump_yaml(data: Mapping[str, Any]) -> str:
     return text.getvalue()
 
 
-def load_yaml(text: str, source: str, numbered: bool = False) -> Any:
+def load_yaml(text: str | bytes, source: str, numbered: bool = False) -> Any:
     """Return the plain value of a YAML text, which messages call ``source``, with lines if ``numbered``.
 
     Raises:
-        ConfigError: It is broken YAML.
+        ConfigError: It is broken YAML, or not UTF-8.
     """
 
     def place(mark: StreamMark) -> str:
@@ -118,10 +116,10 @@ def load_yaml(text: str, source: str, numbered: bool = False) -> Any:
     try:
         return yaml.load(text)
     except MarkedYAMLError as error:
-        where = place(error.problem_mark or error.context_mark)
         problem = str(error.problem or error.context).partition(" '")[0]  # what it quotes may be a secret
+        where = place(error.problem_mark or error.context_mark)
     except (YAMLError, ValueError, LookupError):
-        problem, where = "a value does not fit its tag", source
+        problem, where = "a value does not fit its tag, or it is not UTF-8", source
     raise ConfigError(f"{where}: broken YAML: {problem}")
 
 
@@ -158,66 +156,44 @@ class Document:
         source, target = f"override {override!r}", self.data
         if not equals or not all((*above, last)):
             raise ConfigError(f"{source}: write section.key=value, such as learner.steps=100")
-        value = load_yaml(text, source)
         for part in above:
             inner = target.get(part)
-            if isinstance(inner, str) and part in _SHORT:
-                inner = {_SHORT[part]: inner}
+            inner = {_SHORT[part]: inner} if isinstance(inner, str) and part in _SHORT else inner
             if not isinstance(inner, dict | None):
                 raise ConfigError(f"{source}: {part} is {inner!r:.80}, not a section")
             target.places.setdefault(part, source)
             target[part] = target = Section(inner)  # an alias may repeat it, which stays as it is
-        target[last], target.places[last] = value, source
+        target[last], target.places[last] = load_yaml(text, source), source
 
+    def complaints(
+        self, faults: Iterable[ErrorDetails], model: type[BaseModel], prefix: Key = (), about: str = ""
+    ) -> Iterator[str]:
+        """Yield one line per fault that validating ``model`` has found.
 
-def overridden_name(section: str, overrides: Sequence[str]) -> str | None:
-    """Return the name in the last override ``section.name=NAME``; None where there is no such override."""
-    parts = [override.partition("=") for override in overrides]
-    names = [text for key, _, text in parts if key.strip() == f"{section}.name"]
-    return str(load_yaml(names[-1], f"override {section}.name")) if names else None
+        Args:
+            faults: The list of `pydantic.ValidationError.errors`.
+            model: The class that was validated.
+            prefix: The path of ``model``'s section in the document.
+            about: A text after the key, such as which method the options belong to.
+        """
+        for fault in faults:
+            own, key = fault["loc"], (*prefix, *fault["loc"])
+            said = _unknown(own, model, prefix) if fault["type"] == "extra_forbidden" else reason(fault)
+            for line in said.splitlines():
+                yield f"{self.place(key)}: {'.'.join(map(str, key)) + about or self.kind}: {line}"
 
 
 def read_document(path: Path, kind: str = "recipe") -> Document:
     """Return the document in a YAML file, whose top level has to be a mapping; messages call it ``kind``.
 
     Raises:
-        ConfigError: The file cannot be read, is broken YAML, or has a key twice; with file and line.
+        ConfigError: The file is broken YAML, or has a key twice; with file and line.
+        FileError: It cannot be read.
     """
-    try:
-        text = read_regular(path).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot read this {kind}: {error}") from None
-    data = load_yaml(text, str(path), numbered=True)
+    data = load_yaml(read_regular(path), str(path), numbered=True)
     if not isinstance(data, Section):
         raise ConfigError(f"{path}: a {kind} is a mapping of keys to values")
     return Document(str(path), data, kind)
-
-
-def complaints(
-    faults: Iterable[ErrorDetails],
-    model: type[BaseModel],
-    document: Document,
-    prefix: Key = (),
-    about: str = "",
-) -> list[str]:
-    """Return one line per fault that validating ``model`` has found.
-
-    Args:
-        faults: The list of `pydantic.ValidationError.errors`.
-        model: The class that was validated.
-        document: The document of the values, which knows their files and lines.
-        prefix: The path of ``model``'s section in the document.
-        about: A text after the key, such as which method the options belong to.
-    """
-    lines = []
-    for fault in faults:
-        key = (*prefix, *fault["loc"])
-        said = reason(fault)
-        if fault["type"] == "extra_forbidden":
-            said = f"there is no such key{_nearest(fault['loc'], model, prefix)}"
-        begin = f"{document.place(key)}: {'.'.join(map(str, key)) + about or document.kind}"
-        lines += [f"{begin}: {line}" for line in said.splitlines()]
-    return lines
 
 
 def reason(fault: ErrorDetails) -> str:
@@ -230,20 +206,21 @@ def reason(fault: ErrorDetails) -> str:
     if fault["type"] == "missing":
         return "is missing"
     said, shown = fault["msg"].replace("Input should", "should"), repr(fault["input"])
-    return f"{said}, but is {shown:.80}" if not _WITH_USER.search(shown) else said
+    # An address with a user may have a password.
+    return f"{said}, but is {shown:.80}" if not re.search(r"//[^/\s]*@", shown) else said
 
 
-def _nearest(key: Key, model: type[BaseModel], prefix: Key) -> str:
-    """Return a hint: the same name in another section, else the nearest one beside it, else anywhere."""
+def _unknown(key: Key, model: type[BaseModel], prefix: Key) -> str:
+    """Say of a key that there is none, and which one was meant: the same name in another section, else the
+    nearest one beside it, else anywhere."""
     *section, wrong = (str(part) for part in key if not isinstance(part, int))
-    known = [*_all_keys(model)]
-    anywhere = {names[-1]: names for names in known}
-    beside = {names[-1]: names for names in known if [*names[:-1]] == section}
+    anywhere = {names[-1]: names for names in _all_keys(model)}
+    beside = {names[-1]: names for names in _all_keys(model) if [*names[:-1]] == section}
     near = [] if wrong in anywhere else difflib.get_close_matches(wrong, beside, n=1, cutoff=0.6)
-    near = near or difflib.get_close_matches(wrong, anywhere, n=1, cutoff=0.75)
-    if near:
-        return f"; did you mean {'.'.join(map(str, (*prefix, *(anywhere | beside)[near[0]])))}?"
-    return f"; there are: {', '.join(beside) or 'none'}" if beside or not section else ""
+    hint = f"; there are: {', '.join(beside) or 'none'}" if beside or not section else ""
+    if near := near or difflib.get_close_matches(wrong, anywhere, n=1, cutoff=0.75):
+        hint = f"; did you mean {'.'.join(map(str, (*prefix, *(anywhere | beside)[near[0]])))}?"
+    return f"there is no such key{hint}"
 
 
 def _all_keys(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -17,21 +17,14 @@ from selfverify.core import ranks
 from selfverify.core.config import EvaluationConfig, SamplingConfig
 from selfverify.core.errors import ConfigError, __version__
 from selfverify.core.events import EVENTS_FILE
-from selfverify.core.files import (
-    held_by_another,
-    make_output_folder,
-    only_writer,
-    require_held,
-    write_json,
-    write_text,
-)
+from selfverify.core.files import held_by_another, make_output_folder, only_writer, require_held, write_json
 from selfverify.core.jsonl_store import read_rows
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.data.preferences import read_verdicts
 from selfverify.evaluation.answerers import Answerer, make_answerer
 from selfverify.evaluation.evaluate import evaluate, write_gallery
 from selfverify.evaluation.samples import IMAGES, Progress, read_samples, timing_file
-from selfverify.experiments.recipe import Recipe, missing_packages, recipe_task, to_yaml
+from selfverify.experiments.recipe import Recipe, missing_packages, recipe_task, write_recipe
 from selfverify.experiments.registry import make_method
 from selfverify.methods.base import Method, StepCallback, Training
 from selfverify.methods.star import clear_iterations
@@ -156,7 +149,7 @@ def learn(
     sampling = sampling or SamplingConfig()
     if faults := method.faults(learner, sampling):
         raise ConfigError("\n".join(faults))
-    ranks.start(cpu=policy.device.type == "cpu")
+    ranks.start(policy.device.type == "cpu", learner.process_timeout_s)
     folder, checks = Path(output), validation or VALIDATION
 
     def check(current: Policy) -> dict[str, float]:
@@ -301,18 +294,16 @@ def train(
         folder = recipe.folder
         if replay is not None:
             ranks.on_first(lambda: _check_replay(replay, folder))
-        ranks.on_first(lambda: _prepare(folder, recipe, resume))
+        if not resume:
+            ranks.on_first(lambda: clear_run(folder))
+        ranks.on_first(lambda: write_recipe(recipe, folder))
         policy, task, method = build(recipe)
         exam = _exam(recipe, task)
         evaluated = method.measured or before is not None
 
-        def progress(phase: str) -> Callable[[int, int], None] | None:
-            return None if on_phase is None else partial(on_phase, phase)
-
         if evaluated and before is None:
-            before = measure(
-                policy, exam, recipe, folder / "samples-before.jsonl", "before", progress("before")
-            )
+            store, told = folder / "samples-before.jsonl", of_phase(on_phase, "before")
+            before = measure(policy, exam, recipe, store, "before", told)
         learn(
             policy,
             task,
@@ -330,11 +321,17 @@ def train(
         if evaluated:
             weights = policy.whole(policy.fingerprint)
             ranks.on_first(lambda: _after_training(folder, recipe, exam, weights))
-            after = measure(policy, exam, recipe, folder / "samples-after.jsonl", "after", progress("after"))
+            store, told = folder / "samples-after.jsonl", of_phase(on_phase, "after")
+            after = measure(policy, exam, recipe, store, "after", told)
             settings = recipe.model_dump(mode="json")
             found = {"before": before, "after": after, "settings": settings, "version": __version__}
             ranks.on_first(lambda: write_json(folder / "metrics.json", found))
         return folder
+
+
+def of_phase(on_phase: Any, name: str) -> Progress | None:
+    """Return the progress of one phase, for a caller that is told of all."""
+    return None if on_phase is None else partial(on_phase, name)
 
 
 def start_processes(recipe: Recipe) -> None:
@@ -345,23 +342,14 @@ def start_processes(recipe: Recipe) -> None:
     """
     if missing := missing_packages(recipe):
         raise ConfigError("\n".join(missing))
-    ranks.start(cpu=pick_device(recipe.policy.device).type == "cpu")
-
-
-def _prepare(folder: Path, recipe: Recipe, resume: bool) -> None:
-    if not resume:
-        clear_run(folder)
-    write_text(folder / "recipe.yaml", to_yaml(recipe))
+    ranks.start(pick_device(recipe.policy.device).type == "cpu", recipe.learner.process_timeout_s)
 
 
 def _check_replay(replay: Path, folder: Path) -> None:
     if replay.resolve() == folder.resolve():
         raise ConfigError(f"{replay} is the folder of this run; resume it to go on with it and its log")
     if not any(replay.glob(f"**/{ROLLOUTS_FOLDER}/step-*.jsonl")):
-        raise ConfigError(
-            f"{replay}: there is no rollout log to replay; a run writes one with "
-            "learner.checkpoint.rollout_log=all"
-        )
+        raise ConfigError(f"{replay} holds no rollout log; learner.checkpoint.rollout_log=all writes one")
 
 
 def _after_training(folder: Path, recipe: Recipe, task: Task, weights: str) -> None:

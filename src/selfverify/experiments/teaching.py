@@ -25,7 +25,7 @@ from selfverify.core.trajectory import Finish
 from selfverify.data.conversations import check_output, journal_of, write_conversations
 from selfverify.evaluation.samples import Progress, ResumableBatches
 from selfverify.experiments.command_config import TeacherConfig
-from selfverify.experiments.export import Keep, asked_messages
+from selfverify.experiments.export import Keep, asked_messages, conversation_row
 from selfverify.experiments.recipe import Recipe, recipe_task
 from selfverify.experiments.run import start_processes
 from selfverify.policy.decoding import derived_seed
@@ -55,6 +55,7 @@ class TaughtConversation:
             them.
         steps: The task's record of each turn.
         finish: How the last turn ended.
+        answer: The answer as it was read from the last turn; None where none could be read.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -65,6 +66,7 @@ class TaughtConversation:
     cuts: list[list[list[Any]]] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
     finish: str = ""
+    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +151,9 @@ class Teaching:
         ask: Ask,
         total: int,
         progress: Progress | None = None,
-    ) -> list[TaughtProblem]:
-        """Hold the conversations that the journal does not have yet, and return all.
+        brief: Callable[[TaughtProblem], Any] = lambda row: row,
+    ) -> list[Any]:
+        """Hold the conversations that the journal does not have yet, and return what ``brief`` makes of all.
 
         Args:
             journal: The file.
@@ -158,14 +161,14 @@ class Teaching:
             ask: The problems.
             total: How many problems there are.
             progress: Called after each batch of problems.
+            brief: What is kept in memory of a line.
 
         Raises:
             ConfigError: The journal is that of other settings, or the teacher cannot do this task.
         """
         at_once = self.task.limits.concurrent or AT_ONCE
-        sweep = ResumableBatches(
-            journal, TaughtProblem, settings, total, max(at_once // self.samples, 1), progress
-        )
+        size = max(at_once // self.samples, 1)
+        sweep = ResumableBatches(journal, TaughtProblem, settings, total, size, progress, brief=brief)
         policy: Policy | None = None
         for share in sweep.shares():
             if self.teacher.own and policy is None:
@@ -226,14 +229,8 @@ class Teaching:
     def _sampler(self, policy: Policy | None, problems: Sequence[Problem], seeds: Sequence[int]) -> Sampler:
         teacher = self.teacher
         if policy is not None:
-            sampling = self.recipe.sampling.model_copy(
-                update={
-                    "engine": "own",
-                    "temperature": teacher.temperature,
-                    "max_new_tokens": teacher.max_tokens,
-                }
-            )
-            return PolicySampler(policy, sampling)
+            own = {"temperature": teacher.temperature, "max_new_tokens": teacher.max_tokens}
+            return PolicySampler(policy, self.recipe.sampling.model_copy(update={"engine": "own", **own}))
         if teacher.server is None:
             turns = {}
             for b, problem in enumerate(problems):
@@ -255,12 +252,14 @@ def as_taught(noted: RecordingEpisode, finish: Finish | None, error: str) -> Tau
         return TaughtConversation(noted.messages, lost=(error or "its episode failed")[:2000])
     if ended.lost:
         return TaughtConversation(noted.messages, lost="it was not judged")
+    answered = noted.answers()
     return TaughtConversation(
         noted.messages,
         ended.rewards,
         cuts=noted.cuts,
         steps=[dict(turn) for turn in ended.turns if isinstance(turn, dict)],
         finish=str(finish or ""),
+        answer=answered[-1].fields.get("answer") if answered else None,
     )
 
 
@@ -277,9 +276,7 @@ def at_most(task: Task, problems: int) -> int:
         ConfigError: The task's conversations are over after the first answer.
     """
     if task.limits.turns == 1:
-        raise ConfigError(
-            f"task {task.name}: a conversation is over after the first answer; nothing to collect"
-        )
+        raise ConfigError(f"task {task.name}: a conversation is over after the first answer; take another")
     count = task.count("train")
     return problems if count is None else min(problems, count)
 
@@ -334,9 +331,8 @@ def collect(
 
     def ask(index: int) -> Asked:
         problem = task.problem("train", recipe.seed, index)
-        return Asked(
-            problem, lambda seed: RecordingEpisode(task.open(problem, seed), asked_messages(problem))
-        )
+        before = asked_messages(problem)
+        return Asked(problem, lambda seed: RecordingEpisode(task.open(problem, seed), before))
 
     held = school.hold(journal_of(output), school.settings(), ask, total, progress)
     return _written(task, recipe, held, output, keep)
@@ -361,7 +357,9 @@ def _written(
                     found.lost, found.reason = found.lost + 1, found.reason or told.lost
                 elif wanted(told) and whole(told):
                     found.written += 1
-                    yield _line(task, recipe, row, number, told)
+                    problem, name = task.problem("train", recipe.seed, row.index), f"{row.problem}#{number}"
+                    right = told.rewards.get("correct", 0) > 0
+                    yield conversation_row(problem, told.messages, name, task.name, told.rewards, right)
 
     try:
         write_conversations(output, conversations())
@@ -370,21 +368,6 @@ def _written(
         held = f"{found.conversations} conversations, {found.correct} of them right{lost}"
         raise DataError(f"{output}: {error}; held: {held}. {journal_of(output)} has them all") from None
     return found
-
-
-def _line(
-    task: Task, recipe: Recipe, row: TaughtProblem, number: int, told: TaughtConversation
-) -> dict[str, Any]:
-    problem = task.problem("train", recipe.seed, row.index)
-    return {
-        "messages": told.messages,
-        "tools": problem.tools,
-        "id": f"{row.problem}#{number}",
-        "data_source": task.name,
-        "category": str(problem.meta.get("category") or ""),
-        "reward": told.rewards.get("answer", 0.0),
-        "correct": told.rewards.get("correct", 0) > 0,
-    }
 
 
 ANSWERED_AT_ONCE = 32
@@ -484,7 +467,7 @@ async def _ask(index: int, problem: Problem, teacher: TeacherConfig, seed: int) 
     """The teacher's answer to one turn."""
     from selfverify.clients.candidates import read_choices
     from selfverify.clients.openai_client import OpenAIClient, ServerConfig
-    from selfverify.clients.usage import Usage
+    from selfverify.clients.replies import Usage
     from selfverify.rollouts.server_sampler import ServerMessages, finish_of
 
     assert teacher.server is not None

@@ -1,6 +1,7 @@
-"""A verifier of when to stop looking, from a reasoner alone (VTS-V §3.3, §4.2).
+"""A verifier of when to stop looking (VTS-V §3.3, §4).
 
-The reasoner holds conversations, pairs are made of them, DPO learns from the pairs, and ε is chosen.
+A reasoner, or a teacher in its place, holds conversations; a judge says which are right; pairs are made of
+them, DPO learns from the pairs, and ε is chosen.
 
 FOLDER/
   recipe.yaml   the recipe
@@ -18,9 +19,8 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ import numpy as np
 from selfverify.core import ranks
 from selfverify.core.config import StoppingConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import file_digests, naming, write_json, write_text
+from selfverify.core.files import file_digests, naming, write_json
 from selfverify.evaluation.samples import Progress
 from selfverify.evaluation.visual_metrics import (
     VERIFIER_WEIGHTS,
@@ -39,13 +39,22 @@ from selfverify.evaluation.visual_metrics import (
     run_to_cap,
 )
 from selfverify.experiments.command_config import TeacherConfig
-from selfverify.experiments.recipe import RECIPE_FILE, NamedConfig, Recipe, recipe_task, to_yaml
-from selfverify.experiments.run import clear_run, held_folder, start_processes, train
-from selfverify.experiments.visual_data import PAIRS, branch_looks, collect_looks, make_sets, read_pairs
+from selfverify.experiments.recipe import RECIPE_FILE, NamedConfig, Recipe, recipe_task, write_recipe
+from selfverify.experiments.run import clear_run, held_folder, of_phase, start_processes, train
+from selfverify.experiments.visual_data import (
+    PAIRS,
+    Way,
+    branch_looks,
+    collect_looks,
+    judge_looks,
+    make_sets,
+    read_pairs,
+)
 from selfverify.methods.base import StepCallback
 from selfverify.policy.policy import Policy
 from selfverify.trainer.checkpoint import MODEL_FOLDER
 from selfverify.visual.config import VisualConfig
+from selfverify.visual.pairs import MOST, Pairing, leak_test
 from selfverify.visual.stopping import (
     Kind,
     StepMeans,
@@ -57,7 +66,7 @@ from selfverify.visual.stopping import (
     stop_figures,
 )
 from selfverify.visual.task import VisualTask, VisualToolTask
-from selfverify.visual.traces import MOST, Demands, Pairing, leak_test
+from selfverify.visual.traces import Demands
 
 CAP_FILE = "looked-{split}.jsonl"
 """The journal of the conversations, in the output folder."""
@@ -178,11 +187,7 @@ class FittedStop:
 
 
 def calibrate_stopping(
-    looks: CappedLooks,
-    rule: Kind,
-    target: Target,
-    wanted: float,
-    progress: Progress | None = None,
+    looks: CappedLooks, rule: Kind, target: Target, wanted: float, progress: Progress | None = None
 ) -> FittedStop:
     """Choose ε on validation problems and store it beside the verifier.
 
@@ -200,13 +205,11 @@ def calibrate_stopping(
     """
     folder = Path(looks.verifier).expanduser()
     if not folder.is_dir():
-        raise ConfigError(f"{looks.verifier} is no folder here; ε is stored beside the verifier's weights")
+        raise ConfigError(f"{looks.verifier} is no folder here; ε is stored beside a verifier's weights")
     looked = looks.hold("validation", progress)
     stepped = looked.lengths > 0
     if not stepped.any():
-        raise DataError(
-            f"in none of {len(stepped)} conversations was there a step; does the model know the tools?"
-        )
+        raise DataError(f"none of {len(stepped)} conversations has a step; does the model call tools?")
     delta_r, plans, lengths = looked.delta_r[stepped], looked.delta_r_plan[stepped], looked.lengths[stepped]
     evaluation = looks.recipe.evaluation
     about = {
@@ -253,12 +256,16 @@ def compare_stopping(
 
 logger = logging.getLogger(__name__)
 
-LOOKS, VERIFIER, LOOKING = "looks", "verifier", "looking"
-"""The folders in a run's folder."""
+LOOKS, VERIFIER, LOOKING, LEAKS = "looks", "verifier", "looking", "leaks.json"
+"""The folders in a run's folder, and the file about words."""
 
 
 def train_stopping(
-    recipe: Recipe, resume: bool = False, on_step: StepCallback | None = None, on_phase: Any = None
+    recipe: Recipe,
+    resume: bool = False,
+    on_step: StepCallback | None = None,
+    on_phase: Any = None,
+    data_only: bool = False,
 ) -> Path:
     """Train a verifier as ``recipe.stopping`` says. Returns the run's folder.
 
@@ -270,6 +277,9 @@ def train_stopping(
         resume: Whether to go on with what the folder holds; otherwise it is deleted.
         on_step: Called after every training step.
         on_phase: Called as ``on_phase(name, done, total)`` while conversations are held.
+        data_only: Whether to end when the pairs are made.
+
+    Where a teacher looks, ε is not chosen: the model that will look is not known yet.
 
     Raises:
         ConfigError: The recipe's method does not learn from pairs; its policy has no adapter; several
@@ -280,14 +290,10 @@ def train_stopping(
     if how is None:
         raise ConfigError(f"recipe {recipe.name} has no section `stopping`")
     if recipe.method.name != "dpo":
-        raise ConfigError(
-            f"stopping: a verifier learns from pairs, and method {recipe.method.name} does not; set "
-            "method.name=dpo"
-        )
+        raise ConfigError(f"stopping: method {recipe.method.name} learns from no pairs; set method.name=dpo")
     if recipe.policy.lora is None:
         raise ConfigError(
-            "stopping: the verifier is compared with what it was trained from, the model below its adapter; "
-            "set policy.lora"
+            "stopping: a verifier is compared with the model below its adapter; set policy.lora"
         )
     if ranks.count() > 1:
         raise ConfigError("stopping: conversations are held by one process; start one")
@@ -299,36 +305,68 @@ def train_stopping(
             clear_run(folder)
             for name in (LOOKS, VERIFIER, LOOKING):
                 shutil.rmtree(folder / name, ignore_errors=True)
-        write_text(folder / RECIPE_FILE, to_yaml(recipe))
-        _make_pairs(recipe, how, _phase(on_phase, "what the policy looks at"))
-        train(recipe.model_copy(update=changed), resume, on_step, on_phase)
+        write_recipe(recipe, folder)
+        _make_pairs(recipe, how, on_phase)
+        if data_only:
+            return folder
+        begun = (folder / VERIFIER / RECIPE_FILE).is_file()
+        train(recipe.model_copy(update=changed), resume and begun, on_step, on_phase)
+        if how.teacher is not None:
+            return folder
         verifier = folder / VERIFIER / MODEL_FOLDER
-        looks = CappedLooks(recipe, recipe.policy.path, str(verifier), output=folder / LOOKING)
-        calibrate_stopping(looks, how.rule, *how.target, _phase(on_phase, "when it has seen enough"))
+        looks = CappedLooks(recipe, recipe.policy.path, str(verifier))
+        calibrate_stopping(looks, how.rule, *how.target, of_phase(on_phase, "when it has seen enough"))
     return folder
 
 
-def _make_pairs(recipe: Recipe, how: StoppingConfig, progress: Progress | None) -> None:
-    """Hold the reasoner's conversations, pair them, and say whether words tell the sides apart."""
+def _make_pairs(recipe: Recipe, how: StoppingConfig, on_phase: Any) -> None:
+    """Hold conversations, judge and pair them, and say whether words tell the sides apart."""
     folder = recipe.folder / LOOKS
     reasoner = recipe.model_copy(update={"policy": recipe.policy.for_model(recipe.policy.path)})
-    teacher = TeacherConfig(own=True, temperature=how.temperature, max_tokens=recipe.sampling.max_new_tokens)
-    collect_looks(reasoner, teacher, folder, how.problems, how.samples, progress=progress)
-    if how.hurried:
-        branch_looks(reasoner, teacher, folder, "hurried", how.hurried, progress=progress)
-    sets = make_sets(folder, Demands(), Pairing(wasteful=how.pairs == "wrong+wasteful"))
+    teacher = _model_of(how.teacher, temperature=how.temperature, max_tokens=recipe.sampling.max_new_tokens)
+    looks = of_phase(on_phase, "what is looked at")
+    collect_looks(reasoner, teacher, folder, how.problems, how.samples, how.shots, progress=looks)
+    ways: dict[Way, int] = {"branched": how.branched, "induced": how.induced, "hurried": how.hurried}
+    if how.judge is not None and any(ways.values()):
+        _judge(how, folder, on_phase)  # only from what is right others go on
+    for way, samples in ways.items():
+        if samples:
+            branch_looks(reasoner, teacher, folder, way, samples, progress=of_phase(on_phase, way))
+    if how.judge is not None:
+        _judge(how, folder, on_phase)
+    pairing = Pairing(wasteful=how.pairs == "wrong+wasteful")
+    sets = make_sets(folder, Demands(), pairing, judged=how.judge is not None)
     if not sets.pairs:
         reasons = ", ".join(f"{count}: {why}" for why, count in sets.pairs_dropped.items())
         raise DataError(
             f"{folder}: no pair came of {sets.traces} conversations ({reasons or 'none was left out'}); more "
             "problems or a higher temperature (stopping.problems, stopping.temperature) give more"
         )
-    leaks = leak_test(read_pairs(folder), words=10)
-    write_json(recipe.folder / "leaks.json", asdict(leaks) | {"passes": leaks.passes})
+    try:
+        leaks = leak_test(read_pairs(folder), words=10)
+    except DataError as error:
+        logger.warning("whether words alone tell the better side is not known: %s", error)
+        return
+    write_json(recipe.folder / LEAKS, asdict(leaks) | {"passes": leaks.passes})
     if not leaks.passes:
         text = "words alone tell the better side of %.0f %% of the pairs, and %.0f %% may be; see leaks.json"
         logger.warning(text, 100 * leaks.accuracy, 100 * MOST)
 
 
-def _phase(on_phase: Any, name: str) -> Callable[[int, int], None] | None:
-    return None if on_phase is None else partial(on_phase, name)
+def _judge(how: StoppingConfig, folder: Path, on_phase: Any) -> None:
+    judged = judge_looks(
+        folder, _model_of(how.judge), how.votes, of_phase(on_phase, "answers that are judged")
+    )
+    if judged.unasked:
+        text = (
+            "%d answers could not be judged and make no pair; the first: %s; called again, it is tried again"
+        )
+        logger.warning(text, judged.unasked, judged.reason)
+
+
+def _model_of(address: str | None, **how: Any) -> TeacherConfig:
+    """A model behind a server, ``URL#MODEL``; the recipe's own policy where there is none."""
+    if address is None:
+        return TeacherConfig(own=True, **how)
+    server, _, model = address.partition("#")
+    return TeacherConfig(server=server, model=model, **how)

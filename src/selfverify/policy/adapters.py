@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -223,30 +223,15 @@ def load_weights(model: Any, folder: Path) -> None:
 
 
 @contextmanager
-def as_started(model: Any) -> Iterator[None]:
-    """A context in which ``model`` is as before training: without its adapter, or with it as loaded."""
+def switched(model: Any, to: Literal["start", "off"]) -> Iterator[None]:
+    """A context in which ``model`` computes without its adapter; with ``start`` as before training, which is
+    with it as it was loaded, if it was."""
     was_training = model.training
     model.eval()
-    if START in model.peft_config:
+    if to == "start" and START in model.peft_config:
         model.set_adapter(START)
     else:
         model.disable_adapters()
-    try:
-        yield
-    finally:
-        if START in model.peft_config:
-            model.set_adapter(LEARNT)
-        else:
-            model.enable_adapters()
-        model.train(was_training)
-
-
-@contextmanager
-def switched_off(model: Any) -> Iterator[None]:
-    """A context in which ``model`` computes without its adapter, also where that was loaded."""
-    was_training = model.training
-    model.eval()
-    model.disable_adapters()
     try:
         yield
     finally:
@@ -295,7 +280,8 @@ def merged_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
             kind = name.removeprefix(f"{inside}.base_layer.")
             weight = parameter.detach()
             if kind == "weight":
-                weight = weight + layers[inside].get_delta_weight(LEARNT).to(weight)
+                # Rounded once: the adapter is float32.
+                weight = (weight + layers[inside].get_delta_weight(LEARNT)).to(weight)
             yield f"{inside}.{kind}", weight
 
 

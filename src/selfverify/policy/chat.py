@@ -64,11 +64,6 @@ def reply_parts(reply: Observation, where: str) -> list[dict[str, Any]]:
     return list(reply.content)
 
 
-def reply_texts(parts: Sequence[dict[str, Any]]) -> list[str]:
-    """The parts' texts, without surrogates."""
-    return [without_surrogates(part["text"]) for part in parts if part["type"] == "text"]
-
-
 def without_surrogates(text: str) -> str:
     """A text with ``?`` in place of surrogates, which JSON can hold and no tokenizer takes."""
     return text.encode("utf-8", "replace").decode("utf-8")
@@ -77,26 +72,6 @@ def without_surrogates(text: str) -> str:
 def has_too_many_characters(characters: int, limit: int | None) -> bool:
     """Whether a text is longer than any that a model of ``limit`` tokens could read (None: it says none)."""
     return characters > CHARACTERS_PER_TOKEN * (_NO_LIMIT if limit is None else limit)
-
-
-def check_length(tokenizer: Any, texts: Sequence[str], parts: int, limit: int | None, where: str) -> None:
-    """Refuse a reply that the model cannot read, without tokenising all of it.
-
-    Args:
-        tokenizer: The model's.
-        texts: The words of a reply.
-        parts: How many parts the reply has; each takes work, also an empty one.
-        limit: The tokens that the model reads; None where its settings do not say.
-        where: The name in errors.
-
-    Raises:
-        DataError: There are so many characters that the reply is none a person meant.
-        TooLongError: The beginning alone fills the context.
-    """
-    characters = sum(len(text) for text in texts) + parts
-    if has_too_many_characters(characters, limit):
-        raise DataError(f"{where}: the reply has {characters} characters and the model reads {limit} tokens")
-    check_beginnings(tokenizer, texts, limit, f"{where}: the reply's")
 
 
 def check_beginnings(tokenizer: Any, texts: Sequence[str], limit: int | None, whose: str) -> None:
@@ -197,7 +172,7 @@ def chat_text(loaded: Loaded, problem: Problem, begun: bool = True) -> str:
     """
     family, model, tools = loaded.family, loaded.model, problem.tools or None
 
-    def rendered(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+    def rendered(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = tools) -> str:
         try:
             text: str = loaded.tokenizer.apply_chat_template(
                 messages, tools=tools, tokenize=False, add_generation_prompt=begun, **loaded.template_options
@@ -209,20 +184,32 @@ def chat_text(loaded: Loaded, problem: Problem, begun: bool = True) -> str:
         _check_shown(problem, text)
         for message in messages:
             parts = message.get("content")
-            if isinstance(parts, list) and parts and any(form in text for form in _as_lists(parts)):
+            if not isinstance(parts, list) or not parts:
+                continue
+            # Templates for strings write lists so, which know no better.
+            if str(parts) in text or json.dumps(parts, ensure_ascii=False, default=str) in text:
                 raise TemplateRefusal(problem.id, f"it writes parts as they are in Python: {str(parts)[:80]}")
         return text
 
     if family.placeholder(model) is None and family.shares_prompts:
         forms = [text_only(problem)]
     else:
-        in_parts = _in_parts(problem)
+        in_parts = _in_parts(problem, {"text", "image"}, "text and images only")
         forms = [in_parts, [_as_string(message) for message in in_parts]]
-    messages, text = _first_taken(forms + [_with_texts(form) for form in forms], tools, rendered)
-    _check_calls(problem, messages, text, lambda bare: rendered(bare, tools))
+    refused: TemplateRefusal | None = None
+    for messages in forms + [_with_texts(form) for form in forms]:
+        try:
+            text = rendered(messages)
+            break
+        except TemplateRefusal as error:
+            refused = refused or error
+    else:
+        assert refused is not None
+        raise refused
+    _check_calls(problem, messages, text, rendered)
     if tools:
         try:
-            shown = text != rendered(messages, None)
+            shown = text != rendered(messages, tools=None)
         except TemplateRefusal:
             shown = True
         if not shown:
@@ -244,74 +231,35 @@ def _with_tools_in_words(problem: Problem) -> Problem:
     return replace(problem, messages=[described, *others], tools=[])
 
 
-def _first_taken(
-    forms: list[list[dict[str, Any]]],
-    tools: list[dict[str, Any]] | None,
-    rendered: Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], str],
-) -> tuple[list[dict[str, Any]], str]:
-    """Return the first form of a problem's messages that its template takes, and what it writes.
-
-    Raises:
-        TemplateRefusal: It takes none; the error is that of the first.
-    """
-    first: TemplateRefusal | None = None
-    tried: list[list[dict[str, Any]]] = []
-    for form in forms:
-        if form in tried:
-            continue
-        tried.append(form)
-        try:
-            return form, rendered(form, tools)
-        except TemplateRefusal as error:
-            first = first or error
-    assert first is not None
-    raise first
-
-
 def text_only(problem: Problem) -> list[dict[str, Any]]:
     """Return the messages with plain strings as contents, which templates of text-only models need.
 
     Raises:
         DataError: A message is of no form that is known, or has a part that is no text.
     """
-    messages = []
-    for message in checked_messages(problem):
-        content = message.get("content")
-        if isinstance(content, list):
-            for part in content:
-                if part.get("type") != "text":
-                    raise DataError(
-                        f"problem {problem.id}: a message has a part of type {part.get('type')!r}, "
-                        "but the model reads text only"
-                    )
-            content = "".join(part["text"] for part in content)
-        messages.append({**message, "content": content})
-    return messages
+    messages = [_as_string(message) for message in _in_parts(problem, {"text"}, "text only")]
+    return [{**message, "content": message.get("content")} for message in messages]
 
 
-def _in_parts(problem: Problem) -> list[dict[str, Any]]:
+def _in_parts(problem: Problem, known: AbstractSet[str], reads: str) -> list[dict[str, Any]]:
     """Return the messages with lists of parts as contents.
 
     Raises:
-        DataError: A message is of no form that is known, or has a part that is neither text nor image.
+        DataError: A message is of no form that is known, or has a part of another type than the ``known``
+            ones; ``reads`` is said of the model.
     """
     messages = []
     for message in checked_messages(problem):
         if (content := message.get("content")) is not None:
             parts = content_parts(content)
-            if unknown := {part["type"] for part in parts} - {"text", "image"}:
+            if unknown := {part["type"] for part in parts} - known:
                 raise DataError(
                     f"problem {problem.id}: a message has a part of type {min(unknown)!r}, "
-                    "but the model reads text and images only"
+                    f"but the model reads {reads}"
                 )
             message = {**message, "content": parts}
         messages.append(message)
     return messages
-
-
-def _as_lists(parts: list[dict[str, Any]]) -> tuple[str, str]:
-    """Parts as templates for strings write them, which know no better."""
-    return str(parts), json.dumps(parts, ensure_ascii=False, default=str)
 
 
 def _as_string(message: dict[str, Any]) -> dict[str, Any]:

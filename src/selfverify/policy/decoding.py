@@ -8,7 +8,7 @@ alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -43,18 +43,12 @@ def derived_seed(*numbers: int) -> int:
 
 
 def uniform_draws(seed: int, sample: int, turn: int, steps: int) -> Tensor:
-    """``[steps]`` float64 numbers in [0, 1), one stream for each problem's seed, sample and turn."""
-    return torch.from_numpy(np.random.default_rng([seed, sample, turn]).random(steps))
-
-
-def uniforms(seeds: Sequence[int], group_size: int, steps: int, turn: int = 0) -> Tensor:
-    """``[B, G, steps]`` float64 numbers in [0, 1): one stream for each problem's seed, sample and turn.
+    """``[steps]`` float64 numbers in [0, 1), one stream for each problem's seed, sample and turn.
 
     The draws of a sample then depend on its problem's seed, its place in the group and its turn alone: not on
     the length limit, the size of the group, what else is in the batch, or which process samples it.
     """
-    rows = [uniform_draws(seed, sample, turn, steps) for seed in seeds for sample in range(group_size)]
-    return torch.stack(rows).view(len(seeds), group_size, steps)
+    return torch.from_numpy(np.random.default_rng([seed, sample, turn]).random(steps))
 
 
 def pick_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: float) -> Tensor:

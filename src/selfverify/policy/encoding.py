@@ -43,9 +43,6 @@ from selfverify.policy.packing import Continuation
 
 logger = logging.getLogger(__name__)
 
-_BAND = 2**20
-"""Bytes of an image that are digested at a time."""
-
 _PIECES = 1024
 """Pieces of a text that are tokenised at a time: spelt out, special tokens take many tokens each."""
 
@@ -116,6 +113,11 @@ class SpecialTokens:
     def count(self, text: str) -> int:
         """How many special tokens and marks a text spells."""
         return sum(1 for _ in self._control_literal.finditer(text))
+
+    def filled(self, text: str, images: Iterator[str]) -> str:
+        """A text with the next of ``images`` in the place of each image's slot."""
+        first, *others = text.split(self.slot) if self.slot else [text]
+        return first + "".join(next(images) + other for other in others)
 
     def cuts(self, whole: str, ranges: Sequence[tuple[int, int]]) -> list[int]:
         """Places inside everything in ``ranges`` that reads like markup, so that none is it."""
@@ -315,7 +317,12 @@ class Encoder:
             TooLongError: The prompt is longer than the model's context.
         """
         family, model = self.loaded.family, self.loaded.model
-        self._refuse_characters(problem)
+        characters, limit = _size([problem.messages, problem.tools]), longest_row(model)
+        if has_too_many_characters(characters, limit):  # none is written that no model could read
+            raise TooLongError(
+                f"problem {problem.id}: its messages have {characters} characters and the model reads "
+                f"{limit} tokens; use less text"
+            )
         if not family.shares_prompts:
             return self._whole_prompt(problem)
         reads_images = family.placeholder(model) is not None
@@ -450,15 +457,6 @@ class Encoder:
         begun = not problem.environment_begins
         return Prompt(problem.id, ids, torch.arange(len(ids))[None], whole, len(ids), begun=begun)
 
-    def _refuse_characters(self, problem: Problem) -> None:
-        """Refuse what no model of this context could read before the chat template writes it."""
-        characters, limit = _size([problem.messages, problem.tools]), longest_row(self.loaded.model)
-        if has_too_many_characters(characters, limit):
-            raise TooLongError(
-                f"problem {problem.id}: its messages have {characters} characters and the model reads "
-                f"{limit} tokens; use less text"
-            )
-
     def _refuse_long(self, problem: Problem, tokens: int, of_images: int) -> None:
         limit = longest_row(self.loaded.model)
         if limit is not None and tokens >= limit:
@@ -477,15 +475,14 @@ class Encoder:
 
     def _expand(self, pieces: Sequence[str], images: list[ImageInput], problem_id: str) -> list[str]:
         """The pieces of a text with images in place of their slots."""
-        parts = [piece.split(self.special.slot) for piece in pieces]
-        slots = sum(map(len, parts)) - len(parts)
+        slots = sum(piece.count(self.special.slot) for piece in pieces if self.special.slot)
         if slots != len(images):
             raise DataError(
                 f"problem {problem_id}: {slots} image placeholders in the messages but "
                 f"{len(images)} images; each image needs one {{'type': 'image'}} part"
             )
-        left = iter(images)
-        return [first + "".join(next(left).text + other for other in others) for first, *others in parts]
+        left = iter([image.text for image in images])
+        return [self.special.filled(piece, left) for piece in pieces]
 
 
 def _size(value: Any) -> int:
@@ -529,10 +526,7 @@ def longest_row(model: Any) -> int | None:
 
 
 def _content_key(rgb: Image, several: bool) -> str:
-    """Return a digest of an image's pixels. Read in bands, they let other threads work too."""
-    (width, height), digest = rgb.size, hashlib.blake2b(digest_size=16)
-    digest.update(repr((rgb.size, several)).encode())
-    rows = max(1, _BAND // (3 * width))
-    for top in range(0, height, rows):
-        digest.update(rgb.crop((0, top, width, min(top + rows, height))).tobytes())
+    """Return a digest of an image's pixels."""
+    digest = hashlib.blake2b(repr((rgb.size, several)).encode(), digest_size=16)
+    digest.update(rgb.tobytes())
     return digest.hexdigest()

@@ -24,7 +24,7 @@ from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.families import ImageInput
 from selfverify.policy.features import ByteCache, image_features
 from selfverify.policy.loading import Loaded
-from selfverify.policy.packing import Continuations, SharedLayout
+from selfverify.policy.packing import Carrier, Continuations, SharedLayout
 from selfverify.policy.shared_attention import ATTENTION, SharingError, check_layers, sharing
 
 
@@ -69,21 +69,13 @@ class Forward:
         lengths = torch.tensor([len(prompt.ids) for prompt in prompts])
         return ids.to(self.device), places.permute(2, 0, 1).to(self.device), lengths.to(self.device)
 
-    def starts(self, prompts: Sequence[Prompt]) -> Tensor:
-        """``[B]`` the position of the first token behind each prompt."""
-        return torch.tensor([prompt.next_position for prompt in prompts], device=self.device)
-
-    def text_positions(self, starts: Tensor, tokens: int) -> Tensor:
-        """Position ids ``[A, B, G, tokens]`` of text that begins at ``starts`` [B, G]."""
-        steps = starts[..., None] + torch.arange(tokens, device=self.device)
-        return steps.expand(self.family.position_axes, *steps.shape)
-
     def continuation_positions(self, prompts: Sequence[Prompt], batch: Continuations) -> Tensor:
         """Position ids ``[A, B, G, R]``. Text counts on; an image needs the family's rule."""
-        b, g, r = batch.ids_bgr.shape
-        positions = self.text_positions(self.starts(prompts)[:, None].expand(b, g), r)
+        starts_b = torch.tensor([prompt.next_position for prompt in prompts], device=self.device)
+        steps_b1r = starts_b[:, None, None] + torch.arange(batch.ids_bgr.shape[2], device=self.device)
         # Padding may reach beyond the context, where a model with learned positions has none.
-        positions = positions.masked_fill(~batch.mask_bgr, 0)
+        text_bgr = steps_b1r.masked_fill(~batch.mask_bgr, 0)
+        positions = text_bgr.repeat(self.family.position_axes, 1, 1, 1)
         if not batch.has_images:
             return positions
         for i, (prompt, group) in enumerate(zip(prompts, batch.images, strict=True)):
@@ -170,7 +162,7 @@ class Forward:
         with self.attention(ATTENTION), sharing():
             try:
                 hidden = self.family.run_decoder(
-                    self.model, embeddings, positions, finished, shared=layout, **more
+                    self.model, embeddings, positions, finished, shared=Carrier(layout), **more
                 )
             except (SharingError, torch.OutOfMemoryError, torch.AcceleratorError):
                 raise

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -99,19 +99,6 @@ class SessionRows:
         return {(b, g): (i, j) for i, b in enumerate(self.problems.tolist()) for j, g in enumerate(slots[i])}
 
 
-def neighbours(problems: Tensor, slots: Tensor, group: int) -> tuple[int, int] | None:
-    """The first of ``problems`` [B'] and the end, where they and all of ``slots`` [B', G'] are in order.
-
-    Args:
-        problems: See `SessionRows`.
-        slots: See `SessionRows`.
-        group: G, the threads of each problem.
-    """
-    first, end = int(problems[0]), int(problems[-1]) + 1
-    whole = slots.shape[1] == group and bool((slots[:, 1:] > slots[:, :-1]).all())
-    return (first, end) if whole and len(problems) == end - first else None
-
-
 def packed_rows(alive: Tensor) -> tuple[Tensor, Tensor]:
     """Rows ``[B']`` and of each the places ``[B', G']`` that hold all True entries of ``alive`` [B, G].
 
@@ -136,59 +123,38 @@ class TokenCallback(Protocol):
 
 
 def show(
-    watcher: TokenCallback,
-    writing: dict[SampleIndex, Sample],
-    rows: SessionRows,
-    chosen: Tensor,
-    logprobs: Tensor,
-    stopped: Tensor,
-    full: Tensor,
-    alive: Tensor,
+    watcher: TokenCallback, writing: dict[SampleIndex, Sample], rows: SessionRows, *facts: Tensor
 ) -> None:
     """Show a callback the next token of each thread.
 
     Args:
         watcher: Is told.
         writing: The tokens of each thread so far; grows, and loses those that have ended.
-        rows: The threads of the tensors below, all of which are ``[B', G']``.
-        chosen: The tokens.
-        logprobs: Their log-probabilities.
-        stopped: Whether a thread has ended with this token by itself.
-        full: Whether it has no room for another.
-        alive: Whether it goes on. One that was given up does not, and is not told of any more.
+        rows: The threads of the facts.
+        facts: Each ``[B', G']``: the tokens; their log-probabilities; whether a thread has ended with this
+            token by itself; whether it has no room for another; whether it goes on. One that was given up
+            does not go on, and is not told of any more.
     """
-    problems, slots, tokens = rows.problems.tolist(), rows.slots.tolist(), chosen.tolist()
-    values, ends, last, goes_on = logprobs.tolist(), stopped.tolist(), full.tolist(), alive.tolist()
-    for i, problem in enumerate(problems):
-        for j, slot in enumerate(slots[i]):
-            place = (problem, slot)
-            sample = writing.get(place)
-            if sample is None:
-                continue
-            sample.tokens.append(tokens[i][j])
-            sample.logprobs.append(values[i][j])
-            given_up = not (goes_on[i][j] or ends[i][j] or last[i][j])
+    for place, *fact in zip(rows.where(), *(each.flatten().tolist() for each in facts), strict=True):
+        token, logprob, stopped, full, alive = fact
+        if (sample := writing.get(place)) is None:
+            continue
+        sample.tokens.append(token)
+        sample.logprobs.append(logprob)
+        given_up = not (alive or stopped or full)
+        if not given_up:
+            watcher.token(place, token)
+        if not alive:
+            del writing[place]
             if not given_up:
-                watcher.token(place, tokens[i][j])
-            if not goes_on[i][j]:
-                del writing[place]
-                if not given_up:
-                    sample.finish = Finish.STOP if ends[i][j] else Finish.LENGTH
-                    watcher.ended(place, sample)
+                sample.finish = Finish.STOP if stopped else Finish.LENGTH
+                watcher.ended(place, sample)
 
 
 T = TypeVar("T")
 
 GivenUp = Callable[[], Collection[int]]
 """Returns the places of those prompts in a batch that need no more samples."""
-
-
-class Inside(Protocol):
-    """`ModuleRunner.infer`: it calls what computes with the model where the model's wrappers see it."""
-
-    def __call__(self, run: Callable[[], T]) -> T:
-        """The result of ``run()``."""
-        ...
 
 
 class SharedKVSession:
@@ -210,7 +176,7 @@ class SharedKVSession:
         voice: TokenSampler,
         prompts: Sequence[Prompt],
         seeds: Sequence[int],
-        inside: Inside,
+        inside: Callable[[Callable[[], Any]], Any],
         rows: int | None = None,
     ) -> None:
         self.forward, self.voice, self.prompts = forward, voice, list(prompts)
@@ -266,7 +232,8 @@ class SharedKVSession:
 
     def _compute(self, run: Callable[[], T]) -> T:
         with torch.no_grad():
-            return self._inside(run)
+            result: T = self._inside(run)
+        return result
 
     def generate(
         self,
@@ -354,7 +321,7 @@ class SharedKVSession:
         return said
 
     def _draws(self, turns: Mapping[SampleIndex, tuple[SampleIndex, int]], steps: int) -> Tensor:
-        """``[B, G, steps]`` what each row draws from; see `uniforms`."""
+        """``[B, G, steps]`` what each row draws from; see `uniform_draws`."""
         draws_bgt = torch.zeros(*self.lengths_bg.shape, steps, dtype=torch.float64)
         for at, ((problem, sample), turn) in turns.items():
             draws_bgt[at] = uniform_draws(self._seeds[problem], sample, turn, steps)
@@ -389,7 +356,10 @@ class SharedKVSession:
         return {places[at]: values for at, values in found.items()}
 
     def _hear(self, pieces: Mapping[SampleIndex, Continuation], score: bool) -> dict[SampleIndex, Tensor]:
-        given = {place: [*self._said(place), *pieces[place].tokens] for place in sorted(pieces)}
+        given = {
+            place: [*([self._pending[place]] if place in self._pending else ()), *pieces[place].tokens]
+            for place in sorted(pieces)
+        }
         widths = {place: (place[0], max(len(tokens), 1)) for place, tokens in given.items()}
         together = batches(widths, self.forward.chunk)
         self._hidden_bgh = self._hidden_bgh.clone()
@@ -418,7 +388,7 @@ class SharedKVSession:
         width = max(1, *(len(tokens) for tokens in given.values()))
         layout = self._view(rows, rows.most + width) or self._take(rows, rows.most, width)
         where = rows.where()
-        heard = self._heard(given, pieces, rows, width)
+        heard, following = self._heard(given, pieces, rows, width)
         device, values = self.forward.device, {place: [torch.zeros(0)] for place in given}
         last_bgh = self._hidden_bgh[rows.at]
         for start, states_bgrh in append(self.forward, layout, heard):
@@ -438,9 +408,8 @@ class SharedKVSession:
         self._put_back(layout, rows, width, True)
         self.forwarded += heard.ids_bgr.numel()
         for place, tokens in given.items():
-            i, j = where[place]
             if tokens:
-                self._next_bg[place] = int(heard.positions_abgr[:, i, j, : len(tokens)].max()) + 1
+                self._next_bg[place] = following[place]
                 self.lengths_bg[place] += len(tokens)
             self._pending.pop(place, None)
         return {place: torch.cat(parts) for place, parts in values.items()} if score else {}
@@ -451,26 +420,26 @@ class SharedKVSession:
         pieces: Mapping[SampleIndex, Continuation],
         rows: SessionRows,
         width: int,
-    ) -> Heard:
-        """The tokens ``given`` as rows of ``width`` tokens; see `_hear_together`."""
+    ) -> tuple[Heard, dict[SampleIndex, int]]:
+        """The tokens ``given`` as rows of ``width`` tokens, and the positions that follow them; see
+        `_hear_together`."""
         family, model, device = self.forward.family, self.forward.model, self.forward.device
         ids_bgr = torch.full((*rows.slots.shape, width), self.forward.loaded.tokenizer.pad_token_id)
         positions_abgr = torch.zeros(family.position_axes, *ids_bgr.shape, dtype=torch.long)
-        where = rows.where()
+        where, following = rows.where(), dict[SampleIndex, int]()
         for place, tokens in given.items():
             i, j = where[place]
             if tokens:
                 row = torch.tensor(tokens)
                 ids_bgr[i, j, : len(row)] = row
-                own = family.positions(model, row, pieces[place].images)
-                positions_abgr[:, i, j, : len(row)] = own + self._next_bg[place]
+                own = family.positions(model, row, pieces[place].images) + self._next_bg[place]
+                positions_abgr[:, i, j, : len(row)] = own
+                following[place] = int(own.max()) + 1  # here, where it keeps no device waiting
         # Features take the places of placeholders row by row.
         images = [i for place in sorted(given, key=lambda p: where[p]) for i in pieces[place].images]
         owners = [self.prompts[i] for i in rows.problems.tolist()]
-        even = rows.least == rows.most
-        return Heard(
-            ids_bgr.to(device), positions_abgr.to(device), rows.kept, rows.most, even, images, owners
-        )
+        ids, positions, even = ids_bgr.to(device), positions_abgr.to(device), rows.least == rows.most
+        return Heard(ids, positions, rows.kept, rows.most, even, images, owners), following
 
     def mark(self, places: Collection[SampleIndex]) -> Callable[[], None]:
         """Mark where threads stand. After a return later keys are hidden, and written over in time."""
@@ -493,10 +462,6 @@ class SharedKVSession:
 
         return back
 
-    def _said(self, place: SampleIndex) -> list[int]:
-        """The last token that a thread has said, as a list; empty where its state is known."""
-        return [self._pending[place]] if place in self._pending else []
-
     def _flags(self, places: Iterable[SampleIndex]) -> Tensor:
         """``[B, G]`` True at ``places``."""
         flags_bg = torch.zeros_like(self.lengths_bg, dtype=torch.bool)
@@ -505,19 +470,13 @@ class SharedKVSession:
         return flags_bg
 
     def _rows(self, problems: Tensor, slots: Tensor) -> SessionRows:
-        here = problems.cpu(), slots.cpu()
-        known = self.lengths_bg[here[0][:, None], here[1]]
-        following = self._next_bg[here[0][:, None], here[1]]
-        device = slots.device
-        return SessionRows(
-            problems,
-            slots,
-            known.to(device),
-            following.to(device),
-            int(known.min()),
-            int(known.max()),
-            neighbours(*here, self.lengths_bg.shape[1]),
-        )
+        device, here, at = slots.device, problems.cpu(), slots.cpu()
+        known, following = (bg[here[:, None], at] for bg in (self.lengths_bg, self._next_bg))
+        first, end = int(here[0]), int(here[-1]) + 1
+        whole = at.shape[1] == self.lengths_bg.shape[1] and bool((at[:, 1:] > at[:, :-1]).all())
+        neighbours = (first, end) if whole and len(here) == end - first else None
+        least, most = int(known.min()), int(known.max())
+        return SessionRows(problems, slots, known.to(device), following.to(device), least, most, neighbours)
 
     def _chosen(self, wanted_bg: Tensor, most: float = 0.8) -> SessionRows:
         """The threads to work on: some, if they are at most that share of all, else all of them."""

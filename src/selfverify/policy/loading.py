@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -205,11 +205,6 @@ def _gguf(path: str) -> tuple[str, str]:
     return str(Path(path).parent), Path(path).name
 
 
-def _lasting(path: str) -> str:
-    """Return an absolute path where ``path`` exists; names of built-in and hub models stay as they are."""
-    return str(Path(path).expanduser().resolve()) if Path(path).expanduser().exists() else path
-
-
 def pick_device(wanted: str) -> torch.device:
     """Return the device: ``auto`` is CUDA where it is there, else the CPU.
 
@@ -251,34 +246,26 @@ def _load_processor(source: _Source, config: PolicyConfig, family: Family) -> An
 
     folder = source.folder
     sizes = config.model_dump(include={"min_pixels", "max_pixels"}, exclude_none=True)
-    if not family.shares_prompts:
-        try:
-            whole = AutoProcessor.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
-        except (OSError, ValueError, ImportError) as error:
-            raise ConfigError(f"cannot load the processor at {folder!r}: {error}") from error
-        _refuse_sizes(sizes, whole, set())
-        return whole
+    known: Collection[str] = ()
     try:
-        if source.base is not None and get_image_processor_config(source.path, local_files_only=True):
-            folder = source.path
-        processor = AutoImageProcessor.from_pretrained(
-            folder, trust_remote_code=config.trust_remote_code, **sizes
-        )
+        if not family.shares_prompts:
+            processor = AutoProcessor.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
+        else:
+            if source.base is not None and get_image_processor_config(source.path, local_files_only=True):
+                folder = source.path
+            processor = AutoImageProcessor.from_pretrained(
+                folder, trust_remote_code=config.trust_remote_code, **sizes
+            )
+            known = getattr(getattr(processor, "valid_kwargs", None), "__annotations__", sizes)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"cannot load the image processor at {folder!r}: {error}") from error
-    _refuse_sizes(
-        sizes, processor, getattr(getattr(processor, "valid_kwargs", None), "__annotations__", sizes)
-    )
-    return processor
-
-
-def _refuse_sizes(sizes: Iterable[str], processor: Any, known: Collection[str]) -> None:
     for name in sizes:
         if name not in known:
             raise ConfigError(
                 f"policy.{name}: {type(processor).__name__} has no such setting; change the sizes in the "
                 "folder's preprocessor_config.json (processor_config.json, where that holds them)"
             )
+    return processor
 
 
 def optional_file(source: str, name: str, **options: Any) -> str | None:
@@ -396,11 +383,12 @@ def load(config: PolicyConfig) -> Loaded:
         CheckpointError: Weight names or shapes do not fit the model.
     """
     source = _find(config)
-    # A GGUF file is turned into ordinary weights. A quantised model could be neither trained nor saved.
-    packed = "gguf_file" in source.options
-    from transformers import GgufConfig  # newer than the transformers of other trainers
+    unpacking: dict[str, Any] = {}
+    if "gguf_file" in source.options:
+        from transformers import GgufConfig  # newer than the transformers of other trainers
 
-    unpacking = {"quantization_config": GgufConfig(dequantize=True)} if packed else {}
+        # It is turned into ordinary weights. A quantised model could be neither trained nor saved.
+        unpacking["quantization_config"] = GgufConfig(dequantize=True)
     make = partial(
         source.model_class.from_pretrained,
         source.folder,
@@ -472,7 +460,9 @@ def _complete(model: Any, source: _Source, config: PolicyConfig, device: torch.d
     family = prepare(model, config)
     model.to(device)
     if config.lora is not None:
-        adapters.attach(model, family, config.lora, _lasting(config.path), config.train_vision)
+        path = Path(config.path).expanduser()  # names of built-in and hub models stay as they are
+        base = str(path.resolve()) if path.exists() else config.path
+        adapters.attach(model, family, config.lora, base, config.train_vision)
     elif source.base is not None:
         adapters.load_adapter(model, Path(source.path), source.base)
     processor = _load_processor(source, config, family) if source.has_vision else None

@@ -209,6 +209,13 @@ class SharedLayout:
         return keys[:, :, :, :end], values[:, :, :, :end]
 
 
+class Carrier:
+    """Holds a layout on its way through a model: FSDP copies dataclasses at each module that it wraps."""
+
+    def __init__(self, layout: SharedLayout) -> None:
+        self.layout = layout
+
+
 def _widened(keys: Tensor, more: int) -> Tensor:
     """Keys ``[B, G, K, T, D]`` with room for ``more`` tokens."""
     return torch.cat([keys, keys.new_zeros(*keys.shape[:3], more, keys.shape[4])], dim=3)

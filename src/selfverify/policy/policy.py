@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import wraps
 from itertools import islice
@@ -150,15 +150,10 @@ class ModuleRunner:
             return run()
         self._is_inside = True
         try:
-            with self._adapted():
+            with nullcontext() if self.adapter == "learnt" else adapters.switched(self.model, self.adapter):
                 return way(self.root, run)
         finally:
             self._is_inside = False
-
-    def _adapted(self) -> AbstractContextManager[None]:
-        if self.adapter == "start":
-            return adapters.as_started(self.model)
-        return adapters.switched_off(self.model) if self.adapter == "off" else nullcontext()
 
 
 def in_root(method: Callable[Concatenate[Policy, P], T]) -> Callable[Concatenate[Policy, P], T]:
@@ -407,7 +402,7 @@ class Policy:
         if not self._shares():
             voice, own = self.voice(sampling), self._unshared
             return self.running.infer(lambda: own.sample(self.forward, voice, prompts, seeds, self.logprobs))
-        threads = self._shared_threads(prompts, sampling, seeds)
+        threads = SharedKVSession(self.forward, self.voice(sampling), prompts, seeds, self.running.infer)
         places = [(b, g) for b in range(len(prompts)) for g in range(sampling.group_size)]
         said = threads.generate(dict.fromkeys(places, 0), more=False, given_up=given_up, watcher=watcher)
         return [[said[b, g] for g in range(sampling.group_size)] for b in range(len(prompts))]
@@ -433,15 +428,6 @@ class Policy:
             return RecomputingSession(
                 self.sample, self.logprobs, prompts, seeds, sampling, self.encoder.extended
             )
-        return self._shared_threads(prompts, sampling, seeds, rows)
-
-    def _shared_threads(
-        self,
-        prompts: Sequence[Prompt],
-        sampling: SamplingConfig,
-        seeds: Sequence[int],
-        rows: int | None = None,
-    ) -> SharedKVSession:
         return SharedKVSession(self.forward, self.voice(sampling), prompts, seeds, self.running.infer, rows)
 
     def voice(self, sampling: SamplingConfig) -> TokenSampler:
@@ -598,7 +584,8 @@ class Policy:
             if self.config.train_vision and ranks.count() > 1 and torch.is_grad_enabled():
                 # Processes add up gradients of the same weights, also where only some of them saw an image.
                 tower = self.loaded.family.vision_parameters(self.model)
-                values = values + 0.0 * torch.stack([p.sum() for p in tower]).sum().to(values)
+                sums = [p.sum(dtype=torch.float32) for p in tower]  # in float16 they may be infinite
+                values = values + 0.0 * torch.stack(sums).sum().to(values)
         filled_bgr = torch.zeros(wanted_bgr.shape, dtype=values.dtype, device=self.device)
         return filled_bgr.masked_scatter(wanted_bgr, values), others
 

@@ -19,7 +19,7 @@ from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish, SampleIndex
 from selfverify.policy.checks import refused_above
-from selfverify.policy.decoding import Sample, TokenSampler, derived_seed, require_finite, uniforms
+from selfverify.policy.decoding import Sample, TokenSampler, derived_seed, require_finite, uniform_draws
 from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.forward import Forward
 from selfverify.policy.packing import Continuation, Continuations
@@ -192,8 +192,8 @@ class Unshared:
         if room is not None:
             # A model with learned positions has none beyond its context.
             steps = max(1, min(steps, room - len(prompt.ids)))
-        draws_1gt = uniforms([seed], voice.sampling.group_size, steps).to(forward.device)
-        said = _Said(voice, draws_1gt[0])
+        draws = [uniform_draws(seed, sample, 0, steps) for sample in range(voice.sampling.group_size)]
+        said = _Said(voice, torch.stack(draws).to(forward.device))
         if not self._keeps:
             _read_again(forward, prompt, said)
         elif forward.family.shares_prompts and forward.family.placeholder(forward.model) is not None:

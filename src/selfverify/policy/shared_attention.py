@@ -16,10 +16,11 @@ Flash kernels compute it where they can (`MergedAttention`), else scores are wri
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -30,16 +31,14 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from selfverify.policy.flash import Flash, Part, Sizes, flash_for
-from selfverify.policy.packing import Masks, SharedLayout
+from selfverify.policy.packing import Carrier, Masks, SharedLayout
+
+Pair = tuple[Tensor, Tensor]
+"""Keys and values."""
 
 
 def two_part_attention(
-    layout: SharedLayout,
-    query: Tensor,
-    prompt: tuple[Tensor, Tensor],
-    own: tuple[Tensor, Tensor],
-    window: int | None,
-    scale: float,
+    layout: SharedLayout, query: Tensor, prompt: Pair, own: Pair, window: int | None, scale: float
 ) -> Tensor:
     """One softmax over the prompt's keys and a continuation's own, with scores written out.
 
@@ -55,7 +54,7 @@ def two_part_attention(
         scale: Factor of the scores.
 
     Returns:
-        ``[B, K, N, G, R, D]``.
+        ``[B, G, K, N, R, D]``.
     """
     count, keys = query.shape[4], prompt[0].shape[2] + own[0].shape[3]
     size = count
@@ -67,7 +66,7 @@ def two_part_attention(
         if window not in layout.masks:
             layout.masks[window] = _masks(layout, query, window, 0, count)
         return _attention(query, prompt, own, layout.masks[window], scale)
-    out = torch.empty_like(query)
+    out = torch.empty_like(query.permute(0, 3, 1, 2, 4, 5))
     for start in range(0, count, size):
         end = min(start + size, count)
         part = query[..., start:end, :]
@@ -138,13 +137,7 @@ def _seen_both_ways(layout: SharedLayout, images: Tensor, which: slice, columns:
     return same.new_zeros(b, g, q, columns).scatter(3, places[:, :, None].expand(b, g, q, r), same)
 
 
-def _attention(
-    query: Tensor,
-    prompt: tuple[Tensor, Tensor],
-    own: tuple[Tensor, Tensor],
-    masks: Masks,
-    scale: float,
-) -> Tensor:
+def _attention(query: Tensor, prompt: Pair, own: Pair, masks: Masks, scale: float) -> Tensor:
     b, k, n, g, q, d = query.shape
     width = prompt[0].shape[2]
     scores_prompt = torch.matmul(query.reshape(b, k, n * g * q, d) * scale, prompt[0].transpose(2, 3))
@@ -164,11 +157,7 @@ def _attention(
     out = torch.matmul(weights[..., :width].reshape(b, k, n * g * q, width), prompt[1]).view(b, k, n, g, q, d)
     own_weights = weights[..., width:].permute(0, 3, 1, 2, 4, 5).reshape(b, g, k, n * q, -1)
     own_out = torch.matmul(own_weights, own[1]).view(b, g, k, n, q, d)
-    return out + own_out.permute(0, 2, 3, 1, 4, 5)
-
-
-Pair = tuple[Tensor, Tensor]
-"""Keys and values."""
+    return own_out + out.permute(0, 3, 1, 2, 4, 5)
 
 
 def merged(
@@ -197,22 +186,42 @@ def merged(
     Returns:
         ``[B, G, K, N, R, D]``.
     """
-    shape = query.shape
-    found = []
-    for pair, own, size in ((prompt, False, sizes[0]), (kept, True, sizes[1]), (new, True, None)):
-        keys, values = (x.flatten(0, 1) for x in pair) if own else pair
-        if not keys.shape[2]:
-            continue
-        causal = shape[4] if pair is new else 0
-        out, log, _ = flash.forward(Part(flash.rows(query, own), keys, values, causal, size, scaling))
-        found.append((flash.unrows(out, shape, own), flash.unrows(log.unsqueeze(-1), shape, own)))
-    whole = found[0][1]
-    for _, log in found[1:]:
-        whole = torch.logaddexp(whole, log)
-    total = found[0][0] * (found[0][1] - whole).exp()
-    for out, log in found[1:]:
+    to_prompt, to_own = flash.rows(query, False), flash.rows(query, True)
+    kept_keys, kept_values, keys, values = (x.flatten(0, 1) for x in (*kept, *new))
+    parts = [
+        Part(to_prompt, *prompt, 0, sizes[0], scaling),
+        Part(to_own, kept_keys, kept_values, 0, sizes[1], scaling),
+        Part(to_own, keys, values, query.shape[4], None, scaling),
+    ]
+    seen = [(part, part.query is to_own) for part in parts if part.keys.shape[2]]
+    return _merge(flash, query, seen)[0]
+
+
+def _merge(
+    flash: Flash, query: Tensor, parts: Sequence[tuple[Part, bool]]
+) -> tuple[Tensor, Tensor, list[Any]]:
+    """Attention of ``query`` to the union of the keys of ``parts``.
+
+    Args:
+        flash: The device's kernels.
+        query: ``[B, G, K, N, R, D]``.
+        parts: Each with whether its keys are the continuations' own.
+
+    Returns:
+        ``[B, G, K, N, R, D]``; the logarithms ``[B, G, K, N, R, 1]`` of the whole softmax; and what the
+        kernels keep for a backward pass through each part.
+    """
+    shape, outs, logs, rests = query.shape, list[Tensor](), list[Tensor](), list[Any]()
+    for part, own in parts:
+        out, log, rest = flash.forward(part)
+        outs.append(flash.unrows(out, shape, own))
+        logs.append(flash.unrows(log.unsqueeze(-1), shape, own))
+        rests.append(rest)
+    whole = reduce(torch.logaddexp, logs)
+    total = outs[0] * (logs[0] - whole).exp()
+    for out, log in zip(outs[1:], logs[1:], strict=True):
         total = total.addcmul_(out, (log - whole).exp())
-    return total.to(query.dtype)
+    return total.to(query.dtype), whole, rests
 
 
 class MergedAttention(torch.autograd.Function):
@@ -253,21 +262,13 @@ class MergedAttention(torch.autograd.Function):
         scaling: float,
     ) -> Tensor:
         """See the class."""
-        shape = query.shape
         to_prompt, to_own = flash.rows(query, False), flash.rows(query, True)
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         prompt = Part(to_prompt, prompt_keys, prompt_values, 0, sizes, scaling)
-        first, first_log, first_rest = flash.forward(prompt)
-        own = Part(to_own, keys, values, shape[4], None, scaling)
-        second, second_log, second_rest = flash.forward(own)
-        first = flash.unrows(first, shape, False)
-        second = flash.unrows(second, shape, True)
-        first_log = flash.unrows(first_log.unsqueeze(-1), shape, False)
-        second_log = flash.unrows(second_log.unsqueeze(-1), shape, True)
-        log = torch.logaddexp(first_log, second_log)
-        out = (first * (first_log - log).exp()).addcmul_(second, (second_log - log).exp()).to(query.dtype)
+        own = Part(to_own, keys, values, query.shape[4], None, scaling)
+        out, log, ctx.rests = _merge(flash, query, [(prompt, False), (own, True)])
         ctx.save_for_backward(to_prompt, to_own, prompt_keys, prompt_values, keys, values, out, log)
-        ctx.flash, ctx.rests, ctx.sizes, ctx.scaling = flash, (first_rest, second_rest), sizes, scaling
+        ctx.flash, ctx.sizes, ctx.scaling = flash, sizes, scaling
         return out
 
     @staticmethod
@@ -280,16 +281,10 @@ class MergedAttention(torch.autograd.Function):
             Part(to_prompt, prompt_keys, prompt_values, 0, ctx.sizes, ctx.scaling),
             Part(to_own, keys, values, shape[4], None, ctx.scaling),
         )
-        found = [
-            flash.backward(
-                part,
-                flash.rows(grad, own),
-                flash.rows(out, own),
-                flash.rows(log, own).squeeze(-1),
-                rest,
-            )
-            for own, part, rest in zip((False, True), parts, ctx.rests, strict=True)
-        ]
+        found = []
+        for own, part, rest in zip((False, True), parts, ctx.rests, strict=True):
+            grad_rows, out_rows, log_rows = (flash.rows(x, own) for x in (grad, out, log))
+            found.append(flash.backward(part, grad_rows, out_rows, log_rows.squeeze(-1), rest))
         (q1, *prompt_grads), (q2, *own_grads) = found
         own_grads = [g.unflatten(0, shape[:2]) for g in own_grads]
         query_grad = flash.unrows(q1, shape, False) + flash.unrows(q2, shape, True)
@@ -341,23 +336,6 @@ class _Layer:
         return flash_for(self.query) if window is None and self.layout.own_images is None else None
 
 
-def _own_attention(
-    layer: _Layer, query: Tensor, prompt: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor]
-) -> Tensor:
-    """The continuations' tokens in one forward with their prompts.
-
-    See `two_part_attention` for the shapes.
-    """
-    layout = layer.layout
-    window = layer.narrow_window(layout.prompt_width + own[0].shape[3])
-    flash = layer.flash(window)
-    if flash is None or query.shape[4] == 1:
-        return two_part_attention(layout, query, prompt, own, window, layer.scale)
-    by_group = query.permute(0, 3, 1, 2, 4, 5)
-    out: Tensor = MergedAttention.apply(flash, by_group, *prompt, *own, layout.sizes(), layer.scale)
-    return out.permute(0, 2, 3, 1, 4, 5)
-
-
 def _prompt_attention(layer: _Layer, group_tokens: int) -> Tensor:
     """The prompts' own attention ``[B, K*N, P, D]``.
 
@@ -398,10 +376,17 @@ def _packed(layer: _Layer) -> Tensor:
     prompt_out = _prompt_attention(layer, r)
     if g * r == 0:
         return prompt_out.transpose(1, 2)
+    prompt = key[:, :, :p], value[:, :, :p]
     keys, values = (x[:, :, p:].unflatten(2, (g, r)).transpose(1, 2) for x in (key, value))
     own_query = query[:, :, p:].reshape(b, k, heads // k, g, r, d)
-    own_out = _own_attention(layer, own_query, (key[:, :, :p], value[:, :, :p]), (keys, values))
-    return torch.cat([prompt_out, own_out.reshape(b, heads, g * r, d)], dim=2).transpose(1, 2)
+    window = layer.narrow_window(p + r)
+    flash = layer.flash(window)
+    if flash is None or r == 1:
+        own_out = two_part_attention(layer.layout, own_query, prompt, (keys, values), window, layer.scale)
+    else:
+        by_group, sizes = own_query.permute(0, 3, 1, 2, 4, 5), layer.layout.sizes()
+        own_out = MergedAttention.apply(flash, by_group, *prompt, keys, values, sizes, layer.scale)
+    return torch.cat([prompt_out.transpose(1, 2), _rows(own_out)], dim=1)
 
 
 def _grow(layer: _Layer) -> Tensor:
@@ -419,13 +404,16 @@ def _grow(layer: _Layer) -> Tensor:
     flash = layer.flash(window)
     # A single token's scores are few, and a product of matrices is faster.
     if flash is None or r == 1:
-        out = two_part_attention(layout, query, prompt, (keys, values), window, layer.scale)
-        return out.reshape(b, heads, length, d).transpose(1, 2)
+        return _rows(two_part_attention(layout, query, prompt, (keys, values), window, layer.scale))
     kept = keys[:, :, :, : layout.longest], values[:, :, :, : layout.longest]
     sizes = layout.sizes(), layout.kept_sizes()
     by_group = query.permute(0, 3, 1, 2, 4, 5)
-    out = merged(flash, by_group, prompt, kept, new, sizes, layer.scale).permute(0, 2, 3, 1, 4, 5)
-    return out.reshape(b, heads, length, d).transpose(1, 2)
+    return _rows(merged(flash, by_group, prompt, kept, new, sizes, layer.scale))
+
+
+def _rows(out: Tensor) -> Tensor:
+    """``[B, G, K, N, R, D]`` as ``[B, G*R, K*N, D]``."""
+    return out.permute(0, 1, 4, 2, 3, 5).flatten(3, 4).flatten(1, 2)
 
 
 def check_kinds(config: Any) -> None:
@@ -472,7 +460,7 @@ def shared_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    shared: SharedLayout | None = None,
+    shared: Carrier | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -504,17 +492,18 @@ def shared_attention(
     unknown = [name for name, given in kwargs.items() if name not in _KNOWN and given is not None]
     if unknown:
         raise SharingError(f"its layers hand their attention {', '.join(unknown)}")
+    layout = shared.layout
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     number: int = module.layer_idx  # type: ignore[assignment]
-    shared.windows[number] = sliding_window
+    layout.windows[number] = sliding_window
     # Under autocast rotary embeddings have made queries and keys wider again.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    if shared.mode == "prefill":
+    if layout.mode == "prefill":
         # Every new token meets them again: in a layout that is not packed they would be copied each time.
-        shared.prompt_keys[number] = (key.contiguous(), value.contiguous())
-    layer = _Layer(shared, number, query, key, value, scale, sliding_window)
+        layout.prompt_keys[number] = (key.contiguous(), value.contiguous())
+    layer = _Layer(layout, number, query, key, value, scale, sliding_window)
     # Contiguous like what transformers' own functions return, on which a few models rely.
-    return (_grow if shared.mode == "grow" else _packed)(layer).contiguous(), None
+    return (_grow if layout.mode == "grow" else _packed)(layer).contiguous(), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, shared_attention)
@@ -557,7 +546,7 @@ class ReadOnly:
 
     def enter(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the layer's attention: note the layout of rows with prompts. Other rows are read whole."""
-        layout = kwargs.get("shared")
+        layout = kwargs["shared"].layout if kwargs.get("shared") else None
         prompts = layout is not None and layout.mode in ("packed", "prefill")
         self._layout = layout if prompts else None
 

@@ -1,8 +1,8 @@
-"""Logged rollouts as trajectories of ATIF, with tokens and log-probabilities, and back again.
+"""Logged rollouts as trajectories of ATIF, with tokens and log-probabilities.
 
 ATIF is the Agent Trajectory Interchange Format of the Harbor project (its RFC 0001). A file is one JSON
-object: what an agent said step by step, what tools and users replied, and numbers. We write version 1.8.
-Files of every version 1.x are read; since 1.6 they may show images, which are files of their own.
+object: what an agent said step by step, what tools and users replied, and numbers. We write version 1.8, of
+whose fields the classes here have those that we know something for. Images are files of their own.
 
 A turn of the policy is a step of the agent. An environment's reply to a turn with tool calls (channel
 ``action``) is that step's observation; what it says otherwise is a step of the user. Texts stand as they were
@@ -14,42 +14,34 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel
 
 from selfverify.core.episode import PolicyTurn
-from selfverify.core.errors import DataError, __version__
-from selfverify.core.files import read_regular
+from selfverify.core.errors import __version__
 from selfverify.core.trajectory import Finish
-from selfverify.rollouts.recording import RecordedGroup, RecordedSegment, RecordedTrajectory
+from selfverify.rollouts.recording import RecordedGroup, RecordedSegment
 from selfverify.tasks.tool_calls import read_calls
 from selfverify.tasks.tool_episode import ACTION
 
 VERSION = "ATIF-v1.8"
 """The version that is written."""
-_VERSIONS = re.compile(r"ATIF-v1\.\d+")
 
 
-class _Object(BaseModel):
-    """An object of the format. Fields of later versions are ignored."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class AtifSource(_Object):
-    """Where an image is: a path relative to the trajectory's file, an absolute one, or an address."""
+class AtifSource(BaseModel):
+    """Where an image is: a path relative to the trajectory's file."""
 
     media_type: str
     path: str
 
 
-class AtifContent(_Object):
-    """A part of a message: ``text``, or ``image`` (or, since 1.8, ``audio``) with a source."""
+class AtifContent(BaseModel):
+    """A part of a message: ``text``, or ``image`` with a source."""
 
     type: str
     text: str | None = None
@@ -59,16 +51,15 @@ class AtifContent(_Object):
 Content = str | list[AtifContent]
 
 
-class AtifCall(_Object):
+class AtifCall(BaseModel):
     """A call of a tool."""
 
     tool_call_id: str
     function_name: str
     arguments: dict[str, Any]
-    extra: dict[str, Any] | None = None
 
 
-class AtifResult(_Object):
+class AtifResult(BaseModel):
     """The result of a call (``source_call_id``), or of an action without one."""
 
     source_call_id: str | None = None
@@ -76,33 +67,26 @@ class AtifResult(_Object):
     extra: dict[str, Any] | None = None
 
 
-class AtifObservation(_Object):
+class AtifObservation(BaseModel):
     """The results of an agent's step."""
 
     results: list[AtifResult]
 
 
-class AtifMetrics(_Object):
+class AtifMetrics(BaseModel):
     """Numbers of one step of an agent; token ids and log-probabilities are those of what it wrote."""
 
-    prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    cached_tokens: int | None = None
-    cost_usd: float | None = None
     completion_token_ids: list[int] | None = None
     logprobs: list[float] | None = None
-    extra: dict[str, Any] | None = None
 
 
-class AtifStep(_Object):
-    """A step: a message of the ``system``, a ``user`` or the ``agent``, with what it led to."""
+class AtifStep(BaseModel):
+    """A step: a message of a ``user`` or the ``agent``, with its effect."""
 
     step_id: int
-    timestamp: str | None = None
     source: str
-    model_name: str | None = None
     message: Content
-    reasoning_content: str | None = None
     tool_calls: list[AtifCall] | None = None
     observation: AtifObservation | None = None
     metrics: AtifMetrics | None = None
@@ -110,26 +94,22 @@ class AtifStep(_Object):
     extra: dict[str, Any] | None = None
 
 
-class AtifAgent(_Object):
+class AtifAgent(BaseModel):
     """The agent that acted."""
 
     name: str
     version: str
     model_name: str | None = None
-    extra: dict[str, Any] | None = None
 
 
-class AtifFinalMetrics(_Object):
+class AtifFinalMetrics(BaseModel):
     """Numbers of a whole trajectory."""
 
-    total_prompt_tokens: int | None = None
     total_completion_tokens: int | None = None
-    total_cost_usd: float | None = None
     total_steps: int | None = None
-    extra: dict[str, Any] | None = None
 
 
-class AtifTrajectory(_Object):
+class AtifTrajectory(BaseModel):
     """A file's whole content. ``session_id`` names a run, ``trajectory_id`` this one of its trajectories."""
 
     schema_version: str
@@ -137,47 +117,8 @@ class AtifTrajectory(_Object):
     trajectory_id: str | None = None
     agent: AtifAgent
     steps: list[AtifStep]
-    notes: str | None = None
     final_metrics: AtifFinalMetrics | None = None
     extra: dict[str, Any] | None = None
-    subagent_trajectories: list[AtifTrajectory] | None = None
-
-    @field_validator("schema_version")
-    @classmethod
-    def _check_version(cls, version: str) -> str:
-        if not _VERSIONS.fullmatch(version):
-            raise ValueError(f"ATIF of versions 1.x is read, such as {VERSION}, not {version!r:.40}")
-        return version
-
-
-def read_atif(path: Path) -> AtifTrajectory:
-    """Read a file.
-
-    Raises:
-        DataError: It cannot be read or is no ATIF of a version 1.x; the message names the field.
-    """
-    try:
-        return AtifTrajectory.model_validate_json(read_regular(path))
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
-    except ValidationError as error:
-        fault = error.errors()[0]
-        place = ".".join(str(part) for part in fault["loc"])
-        raise DataError(f"{path}: {f'{place}: ' if place else ''}{fault['msg']}") from None
-
-
-def images_of(content: Content | None) -> Iterator[AtifSource]:
-    """Yield the sources of the images in a message, in their order."""
-    for part in content if isinstance(content, list) else []:
-        if part.type == "image" and part.source is not None:
-            yield part.source
-
-
-def text_of(content: Content | None) -> str:
-    """Return the words of a message."""
-    if isinstance(content, list):
-        return "\n".join(part.text for part in content if part.text)
-    return content or ""
 
 
 OURS = "selfverify"
@@ -211,9 +152,28 @@ class Message:
     metrics: AtifMetrics | None = None
 
 
-def our_agent(model: Any) -> AtifAgent:
-    """Return who acted: the policy, in this version of the library."""
-    return AtifAgent(name=OURS, version=__version__, model_name=str(model) if model else None)
+def to_trajectory(
+    session: str, name: str, model: Any, steps: list[AtifStep], tokens: int, ours: Mapping[str, Any]
+) -> AtifTrajectory:
+    """Return a file's whole content.
+
+    Args:
+        session: The name of the run.
+        name: The name of the trajectory.
+        model: The policy that acted, if it has a name.
+        steps: Its steps.
+        tokens: How many tokens the policy has written.
+        ours: All that ATIF has no field for.
+    """
+    return AtifTrajectory(
+        schema_version=VERSION,
+        session_id=f"{OURS}-{session}",
+        trajectory_id=name,
+        agent=AtifAgent(name=OURS, version=__version__, model_name=str(model) if model else None),
+        steps=steps,
+        final_metrics=AtifFinalMetrics(total_completion_tokens=tokens, total_steps=len(steps)),
+        extra={OURS: without_surrogates(ours)},
+    )
 
 
 def content(text: str, images: Sequence[str]) -> Content:
@@ -227,6 +187,14 @@ def image_part(name: str) -> AtifContent:
     """Return the part that shows an image of the folder of images."""
     kind = _MEDIA_TYPES.get(PurePosixPath(name).suffix.lower(), "image/png")
     return AtifContent(type="image", source=AtifSource(media_type=kind, path=f"{SHOWN_IMAGES}/{name}"))
+
+
+def to_question(entry: Mapping[str, Any]) -> AtifStep:
+    """Return a problem as the first step: its image, if there is one, before the question."""
+    told: Content = str(entry.get("question") or "")
+    if image := entry.get("image"):
+        told = [image_part(str(image)), AtifContent(type="text", text=told)]
+    return AtifStep(step_id=1, source="user", message=told, extra={OURS: {"prompt": True}})
 
 
 def to_steps(messages: Sequence[Message], before: Sequence[AtifStep] = ()) -> list[AtifStep]:
@@ -257,32 +225,6 @@ def to_steps(messages: Sequence[Message], before: Sequence[AtifStep] = ()) -> li
         else:
             steps.append(AtifStep(step_id=len(steps) + 1, source="user", message=told, extra=ours))
     return steps
-
-
-def to_messages(steps: Sequence[AtifStep]) -> Iterator[Message]:
-    """Yield the messages that `to_steps` was given; steps that it did not make are left out.
-
-    Raises:
-        DataError: A step's part under `OURS` is damaged, or an image is not in the folder of images.
-    """
-    for step in steps:
-        told: list[tuple[Content | None, dict[str, Any] | None]] = [(step.message, step.extra)]
-        told += [(r.content, r.extra) for r in (step.observation.results if step.observation else ())]
-        for words, extra in told:
-            about = (extra or {}).get(OURS)
-            if about is None:
-                continue
-            if not isinstance(about, dict) or "author" not in about:
-                raise DataError(f"step {step.step_id}: extra.{OURS} says nothing of an author")
-            names = [_name(step, source.path) for source in images_of(words)]
-            yield Message(text_of(words), names, about, metrics=step.metrics)
-
-
-def _name(step: AtifStep, path: str) -> str:
-    folder, _, name = path.rpartition("/")
-    if folder != SHOWN_IMAGES:
-        raise DataError(f"step {step.step_id}: its image {path[:80]} is not in {SHOWN_IMAGES}/")
-    return name
 
 
 def _calls(message: Message) -> list[AtifCall]:
@@ -318,9 +260,8 @@ _WHOLE = ("tokens", "logprobs", "text", "images")
 def rollout_to_atif(settings: Mapping[str, Any], row: RecordedGroup, number: int) -> AtifTrajectory:
     """Return trajectory ``number`` of a line of a rollout log whose header has these ``settings``."""
     trajectory = row.trajectories[number]
-    messages = [
-        _message(list(own)) for _, own in groupby(trajectory.segments, key=lambda s: (s.author, s.turn))
-    ]
+    turns = groupby(trajectory.segments, key=lambda s: (s.author, s.turn))
+    messages = [_message(list(own)) for _, own in turns]
     steps = to_steps(messages)
     written = sum(len(s.tokens) for s in trajectory.segments if s.author == "policy")
     step = settings.get("step", 0)
@@ -333,48 +274,18 @@ def rollout_to_atif(settings: Mapping[str, Any], row: RecordedGroup, number: int
         "number": number,
         **{name: value for name, value in asdict(trajectory).items() if name != "segments"},
     }
-    return AtifTrajectory(
-        schema_version=VERSION,
-        session_id=f"{OURS}-{settings.get('weights', '')}",
-        trajectory_id=f"step-{step}/{row.index}/{row.problem}#{number}",
-        agent=our_agent(None),
-        steps=steps,
-        final_metrics=AtifFinalMetrics(total_completion_tokens=written, total_steps=len(steps)),
-        extra={OURS: json.loads(json.dumps(ours))},
-    )
-
-
-def rollout_from_atif(trajectory: AtifTrajectory) -> tuple[dict[str, Any], RecordedTrajectory] | None:
-    """Return what stands beside the steps, and the rollout; None for what is no rollout of ours.
-
-    Raises:
-        DataError: Our part of the trajectory is damaged; the message names the field.
-    """
-    ours = (trajectory.extra or {}).get(OURS)
-    if not isinstance(ours, dict) or ours.get("kind") != "rollout":
-        return None
-    try:
-        segments = [segment for message in to_messages(trajectory.steps) for segment in _segments(message)]
-        fields = {name: ours[name] for name in ("scores", "rewards", "parsed")} | {"segments": segments}
-        found = TypeAdapter(RecordedTrajectory).validate_json(json.dumps(fields))
-    except ValidationError as error:
-        fault = error.errors()[0]
-        place = ".".join(str(part) for part in fault["loc"])
-        raise DataError(f"extra.{OURS}: {place}: {fault['msg']}") from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"extra.{OURS} is damaged: {type(error).__name__}: {error}") from None
-    return ours, found
+    name = f"step-{step}/{row.index}/{row.problem}#{number}"
+    return to_trajectory(settings.get("weights", ""), name, None, steps, written, ours)
 
 
 def _message(segments: list[RecordedSegment]) -> Message:
     first, last = segments[0], segments[-1]
     tokens = [token for s in segments for token in s.tokens]
     logprobs = [value for s in segments for value in s.logprobs]
-    parts = [
-        {name: len(value) if name in _WHOLE else value for name, value in asdict(s).items()} for s in segments
-    ]
-    for part in parts:
-        del part["author"], part["turn"]
+    parts = []
+    for own in map(asdict, segments):
+        del own["author"], own["turn"]
+        parts.append(own | {name: len(own[name]) for name in _WHOLE})
     about: dict[str, Any] = {"author": first.author, "turn": first.turn, "segments": parts}
     metrics = None
     if first.author == "policy":
@@ -396,22 +307,3 @@ def _message(segments: list[RecordedSegment]) -> Message:
         last.finish,
         metrics,
     )
-
-
-def _segments(message: Message) -> list[dict[str, Any]]:
-    """A message's segments, each with its share of what the message joins."""
-    about, numbers = message.about, message.metrics or AtifMetrics()
-    whole: dict[str, Any] = {
-        "tokens": about.get("tokens", numbers.completion_token_ids),
-        "logprobs": about.get("logprobs", numbers.logprobs) or [],
-        "text": message.text,
-        "images": [name.removesuffix(".png") for name in message.images],
-    }
-    taken, made = dict.fromkeys(_WHOLE, 0), []
-    for part in about["segments"]:
-        own: dict[str, Any] = {"author": about["author"], "turn": about["turn"], **part}
-        for name in _WHOLE:
-            start, taken[name] = taken[name], taken[name] + part[name]
-            own[name] = whole[name][start : taken[name]]
-        made.append(own)
-    return made

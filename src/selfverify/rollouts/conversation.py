@@ -134,7 +134,7 @@ class Conversation:
         self._divide(reply.channels)
         if self._last.full is not None:
             self._run_out(self._last.full)
-        self.over = self.over or self._segments[-1].finish != Finish.STOP
+        self.over = self.over or (self._segments[-1].finish != Finish.STOP and not reply.after_cut)
         self._before = len(self._segments), len(self.turns)
         return not self.over
 
@@ -162,9 +162,8 @@ class Conversation:
         self.error, self.over = error, True
         self._divide([])
         turn = len(self.turns)
-        message = (
-            f"problem {self.problem.id}, turn {turn}: its episode failed: {type(error).__name__}: {error}"
-        )
+        said = f"its episode failed: {type(error).__name__}: {error}"
+        message = f"problem {self.problem.id}, turn {turn}: {said}"
         note(logger, "episode_failed", message, problem=self.problem.id, turn=turn, reason=str(error))
 
     def trajectory(self) -> Trajectory:

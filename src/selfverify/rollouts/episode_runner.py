@@ -291,11 +291,9 @@ def begin(episode: Episode) -> Observation | None:
     """
     reply = episode.reset()
     if not isinstance(reply, Observation | None):
-        raise TypeError(
-            f"it began with an object of type {type(reply).__name__}, not with a Observation or None"
-        )
+        raise TypeError(f"`reset` returned a {type(reply).__name__}; it has to return an Observation or None")
     if reply is not None and reply.channels:
-        raise ValueError(f"it began with cuts {reply.channels}, and nothing has been said")
+        raise ValueError(f"`reset` divides a turn at {reply.channels}, and there is none; leave channels out")
     return reply
 
 
@@ -308,11 +306,13 @@ def ask(episode: Episode, said: PolicyTurn) -> Observation:
     """
     reply = episode.step(said)
     if not isinstance(reply, Observation):
-        raise TypeError(f"it replied with an object of type {type(reply).__name__}, not with a Observation")
+        raise TypeError(f"`step` returned a {type(reply).__name__}; it has to return an Observation")
     starts = [start for _, start in reply.channels]
     inside = all(isinstance(start, int) and 0 <= start <= len(said.text) for start in starts)
     if not inside or starts != sorted(starts) or starts[:1] not in ([], [0]):
-        raise ValueError(f"its cuts at {starts} do not rise from 0 to at most {len(said.text)}")
+        raise ValueError(
+            f"its channels begin at {starts}; they have to rise from 0 to at most {len(said.text)}"
+        )
     return reply
 
 
@@ -326,13 +326,13 @@ def ending_of(episode: Episode, turns: int) -> EpisodeResult:
     """
     ending = episode.result()
     if not isinstance(ending, EpisodeResult):
-        raise TypeError(f"its ending is an object of type {type(ending).__name__}, not an EpisodeResult")
+        raise TypeError(f"`result` returned a {type(ending).__name__}; it has to return an EpisodeResult")
     for kind, values in (("reward", ending.rewards), ("score", ending.scores)):
         for name, value in values.items():
             if not math.isfinite(value):
-                raise ValueError(f"its {kind} {name!r} is {value}")
+                raise ValueError(f"its {kind} {name!r} is {value}, which has to be finite")
     if len(ending.turns) > turns or any(turn not in range(turns) for turn in ending.lost_turns):
-        raise ValueError(f"its ending tells of more turns than the {turns} there were")
+        raise ValueError(f"its result has verdicts on more turns than the {turns} of the conversation")
     return ending
 
 

@@ -242,15 +242,8 @@ def ask_policy(
 
     size = sampling.group_size
     limits = RolloutLimits(turns=1)
-    rollout(
-        PolicySampler(policy, sampling),
-        ForeignQuestions(),
-        problems,
-        seeds,
-        size,
-        open_episode=begin,
-        limits=limits,
-    )
+    sampler, task = PolicySampler(policy, sampling), ForeignQuestions()
+    rollout(sampler, task, problems, seeds, size, open_episode=begin, limits=limits)
     return [[once.said for once in heard[b * size : (b + 1) * size]] for b in range(len(problems))]
 
 

@@ -184,8 +184,8 @@ def play(
     for row, problem in zip(rows, problems, strict=True):
         if (problem.id, problem.digest()) != (row.problem, row.digest):
             raise DataError(
-                f"problem {row.problem} is another one now ({problem.id}) than when its rollout was logged; "
-                "the data has changed"
+                f"problem {row.problem} is {problem.id} now, or asks something else: the data has changed "
+                "since its rollout was logged; replay it on the data of then"
             )
         made = [
             Trajectory([segment(s) for s in t.segments], t.scores, t.rewards, _played(t.parsed, tree))

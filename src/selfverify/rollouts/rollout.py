@@ -80,9 +80,10 @@ def rollout(
     A conversation's words depend on its problem's seed, its place in the group and its episode alone, and on
     the other conversations only by the rounding of sums. An episode that raises, hangs or cannot be opened
     ends its trajectory with ``error``, without rewards: such a trajectory takes no part in training, and the
-    others go on. A turn that was cut off is the last. A conversation that reaches the model's context ends
-    with ``length``; what was said counts. When a server fails, conversations in which something was said go
-    on, groups that are whole are handed to ``on_group``, and the error is raised at the end.
+    others go on. A turn that was cut off is the last, unless its episode goes on (`Observation.after_cut`). A
+    conversation that reaches the model's context ends with ``length``; what was said counts. When a server
+    fails, conversations in which something was said go on, groups that are whole are handed to ``on_group``,
+    and the error is raised at the end.
 
     Args:
         sampler: Takes the policy's turns.

@@ -19,8 +19,7 @@ from typing import Any
 
 from selfverify.clients.candidates import CandidateSampler, ScoreReader
 from selfverify.clients.openai_client import REFUSALS, OpenAIClient, ServerConfig, server_url
-from selfverify.clients.replies import Completion, soft_score
-from selfverify.clients.usage import Usage
+from selfverify.clients.replies import Completion, Usage, soft_score
 from selfverify.core import event_loop
 from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import Observation, PolicyTurn

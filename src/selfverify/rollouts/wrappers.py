@@ -98,7 +98,7 @@ class RecordingEpisode(EpisodeWrapper):
             self._note(reply)
             return reply
         self.cuts.append([[*cut] for cut in reply.channels or [(self.channel, 0)]])
-        if not reply.done and said.finish == Finish.STOP:
+        if not reply.done and (said.finish == Finish.STOP or reply.after_cut):
             self._note(reply)
         return reply
 
@@ -176,11 +176,11 @@ class ResumedEpisode(EpisodeWrapper):
                 reply = self.inner.step(PolicyTurn(message["content"], [], Finish.STOP, turn))
                 turn += 1
                 if reply.done:
-                    raise DataError(f"the conversation is over after turn {turn}, and it went on then")
+                    raise DataError(f"the conversation ends after turn {turn}, and went on when it was held")
                 continue
             shown = noted_content(content_parts(reply.content), reply.images, self.keep)
             if (reply.role, shown) != (message["role"], message["content"]):
-                raise DataError(f"turn {turn} is replied to otherwise than it was then")
+                raise DataError(f"turn {turn} gets another reply than when the conversation was held")
         return None
 
     def step(self, said: PolicyTurn) -> Observation:

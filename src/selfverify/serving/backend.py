@@ -17,12 +17,12 @@ from PIL import Image
 from selfverify.clients.replies import (
     Completion,
     Reader,
+    Usage,
     finish_reading,
     read_text,
     shown_answer,
     without_score,
 )
-from selfverify.clients.usage import Usage
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
 from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
@@ -33,10 +33,10 @@ from selfverify.selection.rules import Candidate, Kind, read_answer
 from selfverify.selection.stopping import is_sure, next_draw
 from selfverify.selection.strategies import STRATEGIES, Choice, choose
 from selfverify.serving.config import BestOfConfig, ChoosingConfig
-from selfverify.serving.schemas import Picture, invalid_value
 from selfverify.tasks.base import SCORE_INSTRUCTION, UNREADABLE, Task, Verdict, user_turn
 
 if TYPE_CHECKING:
+    from selfverify.serving.schemas import Picture  # it needs the extra `serve`, which an own model does not
     from selfverify.visual.task import VisualToolTask
 
 
@@ -329,6 +329,8 @@ def check_choosing(
         ApiError: There is no such verifier; or it is ``fused``, whose weight is not known; or an answer is to
             be withheld by a confidence that is no probability, and no calibration makes it one.
     """
+    from selfverify.serving.schemas import invalid_value
+
     verifier = settings.verifier or backend.default_verifier
     try:
         fusion = fusion_of(verifier, calibration.fusion if calibration else None)

@@ -34,7 +34,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from selfverify.clients.usage import MOST_TOKENS
+from selfverify.clients.replies import MOST_TOKENS
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
 from selfverify.core.images import to_rgb
 from selfverify.core.tags import SCORE_INSTRUCTION
@@ -558,6 +558,8 @@ def _plain(part: Any, place: str) -> dict[str, Any]:
     if not _is_text(part) and kind != "image_url":
         text = f"a part of type {kind!r} is not understood by this model; there are text and image_url"
         raise invalid_value(place, text)
-    for name in part.keys() - {"type", kind, "cache_control"}:
+    inner = part[kind] if isinstance(part[kind], Mapping) else {}
+    lost = [f"image_url.{name}" for name in inner.keys() - {"url"} if inner[name] not in (None, "auto")]
+    for name in [*(part.keys() - {"type", kind, "cache_control"}), *lost]:
         raise unsupported(f"{place}.{name[:64]}", "a model that runs here does not read it; leave it out")
     return {"type": "text", "text": part["text"]} if kind == "text" else {"type": "image"}

@@ -1,20 +1,23 @@
 """Answer one question: draw N candidates, choose one, and say how sure it is and why.
 
-An own model answers (`solve_here`), or a server, which is asked as the gateway asks it (`solve_on_server`).
+An own model answers (`solve_here`), or a server, which is asked as the gateway asks it (`solve_on_server`);
+only that needs the extra `serve`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from selfverify.clients.replies import Completion
+from selfverify.clients.replies import Completion, Reading, read_text
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.problem import Problem
+from selfverify.core.problem import Problem, openai_messages
+from selfverify.core.tags import parse_tagged
 from selfverify.core.trajectory import Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.policy_sampler import PolicySampler
@@ -23,14 +26,27 @@ from selfverify.selection.calibration import CALIBRATION_FILE, Calibration, Fusi
 from selfverify.selection.rules import Candidate
 from selfverify.selection.stopping import sample_adaptively
 from selfverify.selection.strategies import Choice
-from selfverify.serving.backend import Selection, reply_of, selection_of, use_of
-from selfverify.serving.config import CandidateConfig, ChoosingConfig, DrawsConfig, SolveConfig
+from selfverify.serving.backend import (
+    AnswerRequest,
+    Backend,
+    FreeQuestion,
+    Selection,
+    check_choosing,
+    reply_of,
+    select,
+    selection_of,
+    use_of,
+)
+from selfverify.serving.config import BestOfConfig, CandidateConfig, ChoosingConfig, DrawsConfig, SolveConfig
 from selfverify.tasks.answering import SECOND_TURN
-from selfverify.tasks.base import Task
+from selfverify.tasks.base import Task, Verdict
 from selfverify.verifiers.base import Verifier, verify
 from selfverify.verifiers.make_verifier import Fused, make_verifier
 from selfverify.visual.episode import steps_of
 from selfverify.visual.task import VisualToolTask
+
+MOST_PIXELS = 200_000_000
+"""The most pixels that a question's images have together where a server's model looks at them again."""
 
 OnCandidate = Callable[[Candidate], None]
 """Called with each candidate when it is there."""
@@ -190,3 +206,87 @@ def find_calibration(choosing: CandidateConfig, model: str) -> tuple[Calibration
     if misfit and asked is not None:
         raise ConfigError(f"{asked} was fitted with {misfit}")
     return None if misfit or not choosing.all_samples else found, found.fusion
+
+
+def solve_on_server(
+    settings: SolveConfig, task: Task, problem: Problem, on_candidate: OnCandidate | None = None
+) -> Solution:
+    """Draw candidates from a server and choose one, as `solve` does with a policy.
+
+    With ``--look`` each candidate is a conversation in which the model looks again.
+
+    Args:
+        settings: The server, and how the answer is chosen. The seed is sent with the request, but some
+            servers ignore it.
+        task: Reads the answers and says which are the same.
+        problem: The question.
+        on_candidate: Called with each candidate when it is there.
+
+    Raises:
+        ConfigError: The server has several models and none is named, servers do not have the verifier, or an
+            image cannot be looked at.
+        ServerError: The server gave no candidate at all.
+    """
+    from selfverify.serving.schemas import ApiError
+
+    try:
+        return asyncio.run(_solve(settings, task, problem, on_candidate))
+    except ApiError as error:
+        raise ConfigError(str(error)) from None
+
+
+async def _solve(
+    settings: SolveConfig, task: Task, problem: Problem, on_candidate: OnCandidate | None
+) -> Solution:
+    from selfverify.clients.openai_client import OpenAIClient, ServerConfig
+    from selfverify.serving.schemas import take_images
+    from selfverify.serving.upstream import Upstream
+
+    def judged(text: str) -> Verdict:
+        return task.verdict(problem, parse_tagged(text, task.tags))
+
+    def read(text: str) -> Reading:
+        if isinstance(task, FreeQuestion):
+            return read_text(text, task.answers)
+        found = judged(text)
+        key = None if task.kind == "continuous" else found.key
+        return Reading(found.answer, key, read_text(text).score)
+
+    begun, answerer = time.perf_counter(), settings.answerer
+    drawing, choosing = settings.drawing, settings.choosing
+    assert answerer.server is not None
+    calibration = Calibration.load(choosing.calibration) if choosing.calibration else None
+    server = ServerConfig(answerer.server, timeout_s=answerer.timeout)
+    async with Upstream(OpenAIClient(server)) as backend:
+        messages = openai_messages(problem)
+        body = {
+            "model": answerer.model or await _only_model(backend, server.url),
+            "messages": messages,
+            "temperature": drawing.temperature,
+            "top_p": drawing.top_p,
+            "max_tokens": drawing.max_new_tokens,
+            "seed": drawing.seed,
+        }
+        looks = settings.looking.look
+        own = {"verifier": "inline"} if looks else {}  # candidates that look have the score that they write
+        best_of = BestOfConfig.model_validate(choosing.model_dump(exclude={"calibration"}) | own)
+        check_choosing(backend, best_of, calibration)
+        deadline = asyncio.get_running_loop().time() + answerer.timeout
+        ask = AnswerRequest(body, [], best_of, deadline, streams=True)
+        if looks:
+            ask.look = VisualToolTask(FreeQuestion(choosing.answers), settings.looking.settings())
+            ask.pictures = await take_images(messages, MOST_PIXELS)
+        tell = None if on_candidate is None else lambda place, candidate: on_candidate(candidate)
+        found = await select(backend, ask, calibration=calibration, tell=tell, read=read)
+    [best] = found.selected
+    correct = judged(best.reply.text).correct if task.judges else None
+    tokens = ask.usage.candidate_tokens + ask.usage.verification_tokens
+    return Solution.of(found, tokens, begun, correct)
+
+
+async def _only_model(backend: Backend, url: str) -> str:
+    names = [str(model["id"]) for model in await backend.models()]
+    if len(names) != 1:
+        known = ", ".join(names) or "none"
+        raise ConfigError(f"which model is meant? {url} has: {known}; name one")
+    return names[0]

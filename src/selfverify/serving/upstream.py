@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from selfverify.clients.candidates import CandidateSampler, Mode, ScoreReader, rate, rate_all
 from selfverify.clients.openai_client import OpenAIClient
-from selfverify.clients.replies import Completion, soft_score, without_score
-from selfverify.clients.usage import Usage
+from selfverify.clients.replies import Completion, Usage, soft_score, without_score
 from selfverify.core.errors import ConfigError, SelfVerifyError, ServerError
 from selfverify.core.problem import Problem
 from selfverify.serving.backend import NO_JUDGE, AnswerRequest, Backend, Draws, Events
@@ -147,46 +146,63 @@ class Upstream(Backend):
     async def _look(
         self, ask: AnswerRequest, look: VisualToolTask, n: int, first: int, drawing: Draws
     ) -> None:
-        """Draw candidates that look at the images again, each a conversation of its own in a thread."""
-        from selfverify.serving.visual import AT_ONCE, look_once  # it needs torch
+        """Draw candidates that look at the images again: conversations side by side, in one thread."""
+        from selfverify.serving.visual import AT_ONCE, look_at_server  # it needs torch
 
         loop = asyncio.get_running_loop()
         server = replace(self.client.settings, timeout_s=max(ask.deadline - loop.time(), 0.1))
         fields = {name: value for name, value in ask.body.items() if name != "messages"}
-        over, places = threading.Event(), asyncio.Semaphore(AT_ONCE)
+        over, usage, left = threading.Event(), Usage(), n
         messages, faults = with_places(ask.body["messages"]), list[Exception]()
+        ended = asyncio.Queue[Completion | Exception | None]()
 
-        def held(number: int, usage: Usage) -> Completion:
-            seed = {} if "seed" not in fields else {"seed": int(fields["seed"]) + number}
+        def tell(reply: Completion | Exception) -> None:
+            loop.call_soon_threadsafe(ended.put_nowait, reply)
+
+        def hold() -> None:
             pictures = [picture.decode() for picture in ask.pictures]
             asked = look.asked(Problem(ask.id or "request", messages, pictures))
-            tell = None if ask.looked is None else partial(ask.looked, number)
-            return look_once(look, asked, server, fields | seed, self.listening, over.is_set, tell, usage)
+            numbers = range(first, first + n)
+            seed = {"seed": int(fields["seed"])} if "seed" in fields else {}
+            look_at_server(
+                look,
+                asked,
+                server,
+                fields | seed,
+                numbers,
+                self.listening,
+                over.is_set,
+                ask.looked,
+                tell,
+                usage,
+            )
 
-        async def one(number: int) -> None:
-            usage = Usage()
-            async with places:
-                try:
-                    reply = await asyncio.to_thread(held, number, usage)
-                except asyncio.CancelledError:
-                    usage.lost()  # the turn that is still going on
-                    raise
-                except (ApiError, SelfVerifyError) as error:
-                    faults.append(error)
-                    return
-                finally:
-                    ask.usage.take_in(usage)
-            reply.about["conversation"] = number
-            written = drawing.arrived(reply)
-            reply.score = own_score(reply, drawing.verifier, written)
-            drawing.ready(reply)
+        def stop(held: asyncio.Future[None]) -> None:
+            if not held.cancelled():
+                held.exception()  # where the client has gone, no one asks for it
+            ended.put_nowait(None)
 
+        held = asyncio.ensure_future(asyncio.to_thread(hold))
+        held.add_done_callback(stop)
         try:
-            async with asyncio.TaskGroup() as conversations:
-                for number in range(n):
-                    conversations.create_task(one(first + number))
+            while (reply := await ended.get()) is not None:
+                left -= 1
+                if isinstance(reply, Exception):
+                    faults.append(reply)
+                    continue
+                written = drawing.arrived(reply)
+                reply.score = own_score(reply, drawing.verifier, written)
+                drawing.ready(reply)
+            await held
+        except asyncio.CancelledError:
+            for _ in range(min(left, AT_ONCE)):
+                usage.lost()  # the turns that are still going on
+            raise
+        except (ApiError, SelfVerifyError) as error:
+            faults.append(error)
         finally:
             over.set()  # at the deadline, or where the client has left
+            ask.usage.take_in(usage)
         if faults:
             raise faults[0]
 

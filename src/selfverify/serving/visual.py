@@ -1,8 +1,8 @@
 """Requests whose model looks at the images again: the field ``look``, and what it may ask for.
 
-A conversation is held with a model that runs here (`look_here`) or with a server's (`look_once`), and its
-steps are told as they are made. A server's steps can be heard by a verifier that runs here (VTS-V's GPT-4o
-rows).
+Conversations are held with a model that runs here (`look_here`) or with a server's (`look_at_server`), and
+their steps are told as they are made. A server's steps can be heard by a verifier that runs here (VTS-V's
+GPT-4o rows).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from selfverify.clients.openai_client import ServerConfig
-from selfverify.clients.replies import Completion
-from selfverify.clients.usage import Usage, estimated_tokens
+from selfverify.clients.replies import Completion, Usage, estimated_tokens
 from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Episode, Observation, PolicyTurn, RolloutHook
 from selfverify.core.errors import ConfigError, DataError
@@ -26,7 +25,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group, SampleIndex, Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.policy_sampler import PolicySampler
-from selfverify.rollouts.rollout import rollout
+from selfverify.rollouts.rollout import Rollout, rollout
 from selfverify.rollouts.server_sampler import ServerSampler
 from selfverify.rollouts.wrappers import EpisodeWrapper
 from selfverify.selection.rules import Kind
@@ -219,50 +218,73 @@ AT_ONCE = 8
 """Conversations that are held with a server at the same time."""
 
 
-def look_once(
+def look_at_server(
     looking: VisualToolTask,
     asked: Problem,
     server: ServerConfig,
     fields: dict[str, Any],
+    numbers: Sequence[int],
     lock: Lock,
     over: Callable[[], bool] = lambda: False,
-    tell: OnStep | None = None,
+    tell: OnLook | None = None,
+    deliver: Callable[[Completion | Exception], None] = lambda _: None,
     usage: Usage | None = None,
-) -> Completion:
-    """Hold one conversation; return its last turn, and as ``looks`` what it looked at.
+) -> None:
+    """Hold conversations about one question with a server's model, side by side.
+
+    A verifier reads the question once, and hears together what several of them have said meanwhile.
 
     Args:
         looking: How the model looks.
         asked: The question, as `VisualToolTask.asked` has returned it.
         server: Where the model is.
-        fields: The other fields of its requests.
-        lock: Held while a verifier listens.
-        over: Says whether the client has gone; it then breaks off before the next turn.
-        tell: Told of each step.
-        usage: Counts what it costs, turn by turn.
+        fields: The other fields of its requests; a ``seed`` is raised by a conversation's number.
+        numbers: The conversations' numbers.
+        lock: Held while a verifier listens: its models serve the conversations of several requests.
+        over: Says whether the client has gone; conversations then break off before the next turn.
+        tell: Told of each step, with its conversation's number.
+        deliver: Gets the last turn of a conversation that is over, with its number as ``conversation`` and as
+            ``looks`` what it looked at; or why it has failed.
+        usage: Counts what they cost, turn by turn.
 
     Raises:
-        DataError: An image cannot be looked at.
         ServerError: The server cannot be reached or refuses, or the client has gone.
     """
-    look, rest = looking.look(asked), dict(fields)
-    seed = rest.pop("seed", None)
-    with lock:  # the first conversation loads the verifier
+    rest = dict(fields)
+    seed, opened = rest.pop("seed", None), iter(numbers)
+    settings = looking.settings
+    with lock:  # the first request loads the verifier
         hook = looking.hook()
-    made = rollout(
-        ServerSampler(server, rest, at_once=1, seeded=seed is not None, usage=usage, cancelled=over),
+
+    def begin(problem: Problem, _: int) -> Episode:
+        number, look = next(opened), looking.look(problem)  # episodes are opened in order
+        return look if tell is None else ToldLooks(look, partial(tell, number))
+
+    def ended(b: int, made: Rollout) -> None:
+        [group] = made.groups
+        failed = made.errors.get((0, 0))
+        deliver(failed or _last_turn(group.trajectories[0], numbers[b]))
+
+    rollout(
+        ServerSampler(server, rest, at_once=AT_ONCE, seeded=seed is not None, usage=usage, cancelled=over),
         looking,
-        [asked],
-        [seed or 0],
+        [asked] * len(numbers),
+        [(seed or 0) + number for number in numbers],
         1,
-        open_episode=lambda *about: look if tell is None else ToldLooks(look, tell),
+        open_episode=begin,
+        limits=looking.limits.model_copy(
+            update={"step_threads": AT_ONCE, "step_timeout_s": 2 * settings.tool_seconds}
+        ),
         hook=None if hook is None else SharedHook(hook, lock),
+        on_group=ended,
     )
-    for error in made.errors.values():
-        raise error
-    [trajectory] = made.groups[0].trajectories
+
+
+def _last_turn(trajectory: Trajectory, number: int) -> Completion:
+    """The last turn of a conversation, and what it looked at."""
     own = [segment for segment in trajectory.segments if segment.author == "policy"]
     steps = [segment.parsed for segment in own if isinstance(segment.parsed, dict)]
     turns = ["".join(s.text for s in turn) for _, turn in groupby(own, key=lambda segment: segment.turn)]
     tokens = estimated_tokens("\n\n".join(filter(None, turns)))
-    return Completion(text=turns[-1] if turns else "", tokens=tokens, about={"looks": steps})
+    about = {"looks": steps, "conversation": number}
+    return Completion(text=turns[-1] if turns else "", tokens=tokens, about=about)

@@ -33,7 +33,7 @@ from selfverify.tasks.base import (
 )
 from selfverify.tasks.math_text import boxes
 from selfverify.tasks.row_task import RowTask, RowTaskConfig, clip_box, convert
-from selfverify.tasks.tool_calls import begin_json, is_number
+from selfverify.tasks.tool_calls import is_number, json_at
 
 MAX_CHARS = 4096
 """Longer answers are no box."""
@@ -100,7 +100,7 @@ def _parse(text: str, depth: int) -> list[float] | None:
     if '"' not in text:
         text = text.replace("'", '"')  # as Python prints it
     try:
-        return _search(begin_json(text, start), depth)
+        return _search(json_at(text, start)[0], depth)
     except ValueError:
         # Python prints "the man's dog" in other quotes than the rest.
         return _search(_python_literal(text[start:]), depth) if "'" in text else None

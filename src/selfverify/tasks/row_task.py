@@ -26,7 +26,7 @@ from selfverify.core.config import Config, PathText
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem, Split
-from selfverify.data.fields import Convert, Images, Place, Row
+from selfverify.data.fields import Convert, Images, Place, Row, filled
 from selfverify.data.rows import Rows, open_rows, validated
 from selfverify.tasks.base import Space, Task, TaskConfig
 
@@ -224,7 +224,8 @@ class RowTask(Task):
             column, found = str(self.config.uniform_over), defaultdict[str, list[int]](list)
             rows = self.rows("train")
             for place in range(len(rows)) if self.takes_all else self._taken_rows():
-                found[str(rows[place].get(column) or "")].append(place)
+                row = self._training_row(place) or rows[place]
+                found[str(row.get(column) or "")].append(place)
             self._by_kind = [np.array(found[name], dtype=np.int64) for name in sorted(found)]
         return self._by_kind
 
@@ -242,7 +243,8 @@ class RowTask(Task):
         """The places of the rows that training takes."""
         if self._taken is None:
             rows = self.rows("train")
-            self._taken = np.array([p for p in range(len(rows)) if self.takes(rows[p])], dtype=np.int64)
+            read = ((place, self._training_row(place)) for place in range(len(rows)))
+            self._taken = np.array([place for place, row in read if row and self.takes(row)], dtype=np.int64)
             left = len(rows) - len(self._taken)
             named = f"the train data{self._named('train')}"
             if not len(self._taken):
@@ -256,6 +258,13 @@ class RowTask(Task):
                 note(logger, "rows_left_out", message, rows=len(rows), left_out=left)
         return self._taken
 
+    def _training_row(self, place: int) -> Row | None:
+        """Return a training row; None for one that makes no problem, which says why when it is asked for."""
+        try:
+            return self.row_at("train", place)[0]
+        except DataError:
+            return None
+
     def row_at(self, split: Split, place: int) -> tuple[Row, str]:
         """Return row ``place`` of a split, from 0, and the id of its problem, whichever pass it is.
 
@@ -266,7 +275,7 @@ class RowTask(Task):
         rows = self.rows(split)
         given = dict(rows[place])
         name = given.get("id")
-        id = f"{self.name}/{split}/{place if name is None else name}"
+        id = f"{self.name}/{split}/{name if filled(name) else place}"
         found: Row | DataError = given
         if not isinstance(rows, Rows):
             # Errors about images begin with the place, here the problem's id.
@@ -310,8 +319,8 @@ class RowTask(Task):
         """
         if self._space is None:
             raise ConfigError(
-                f"task {self.name}: how the policy writes places is not known; call "
-                "task.use_space(policy.coordinate_space) before making problems (learn and evaluate do)"
+                f"task {self.name}: how the policy writes places is not known; before making problems call "
+                "task.set_coordinate_space(policy.coordinate_space), as learn and evaluate do"
             )
         try:
             return self._space(size)
@@ -369,7 +378,7 @@ def _order(seed: int, turn: int, count: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng([seed, turn, count]).permutation(count)
 
 
-_MARK = re.compile(r"<image(?: ?(\d{1,3}))?>")
+IMAGE_MARK = re.compile(r"<image(?: ?(\d{1,3}))?>")
 
 
 def with_images(text: str, images: int, name: str) -> list[dict[str, Any]]:
@@ -382,7 +391,7 @@ def with_images(text: str, images: int, name: str) -> list[dict[str, Any]]:
     Raises:
         DataError: Marks and images do not fit each other.
     """
-    marks = list(_MARK.finditer(text))
+    marks = list(IMAGE_MARK.finditer(text))
     numbers = [int(mark[1]) if mark[1] else 0 for mark in marks]
     if 0 in numbers:
         if numbers != [0] * images:

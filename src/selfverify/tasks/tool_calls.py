@@ -70,12 +70,6 @@ def read_json(text: str) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def begin_json(text: str, start: int) -> Any:
-    """Read the JSON value that begins at ``start``, with any text behind it; errors are those of
-    `read_json`."""
-    return json_at(text, start)[0]
-
-
 def json_at(text: str, start: int) -> tuple[Any, int]:
     """The JSON value that begins at ``start``, and where it ends; errors are those of `read_json`."""
     try:

@@ -119,7 +119,7 @@ ROLLOUTS_FOLDER = "rollouts"
 """Where a run keeps its rollout log."""
 NAME = re.compile(r"step-(\d{6,})\.process-\d+-of-\d+\.jsonl")
 
-_NO_MATTER = {"time_limit_s", "checkpoint", "log"}
+_NO_MATTER = {"time_limit_s", "process_timeout_s", "checkpoint", "log"}
 """Keys of the trainer's config that change neither samples nor weights."""
 _POLICY = {
     "path",

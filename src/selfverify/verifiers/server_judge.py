@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from selfverify.clients.candidates import AT_ONCE, rate_all
 from selfverify.clients.openai_client import ModelOnServer, OpenAIClient
-from selfverify.clients.usage import Usage
+from selfverify.clients.replies import Usage
 from selfverify.core.policy_config import ServedModelConfig
 from selfverify.core.problem import openai_messages
 from selfverify.core.trajectory import Group

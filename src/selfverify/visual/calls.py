@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,20 @@ _GROUNDING, _GROUNDED = "<grounding>", "</grounding>"
 _TERSE = re.compile(r"\s*([a-z_]{1,40}) ([0-9]{1,4}) ([0-9]{1,4}) ([0-9]{1,4}) ([0-9]{1,4}) ([0-9]{1,4})\s*")
 _RENAMED = {"bbox_2d": "bounding_box", "bbox": "bounding_box", "target_image": "image_index"}
 """Arguments of other models' tools by ours."""
+_NAMED = re.compile(r'"name"\s*:\s*"([^"\\\n]{1,60})"\s*,\s*"(?:arguments|parameters)"\s*:')
+_THOUGHTS = re.compile(r"<think>.*?(?:</think>|$)", re.DOTALL)
+_ANSWERED = re.compile(r"</(?:answer|score)>\s*$")
+_OBJECT = re.compile(
+    r"""\{\s*['"]?(?:thought|action|action_name|tool|tool_name|function|function_call)['"]?\s*:"""
+)
+_ATTEMPT = r"""
+    \b(?:action_name|image_ind(?:ex|ices)|final_response|tool_calls?)\b            # words of schemas
+    | </?(?:tool|function|invoke|call|action|{names})\b | <\W?tool | \[TOOL_CALLS\]    # tags
+    | ^[^\w\n]*(?:action|tool|function|call)\W{{0,3}}:\W{{0,5}}(?:(?:{names})\b|\w+\()  # Action: crop(
+    | \b(?:{names})\(\s*(?:[\d\[{{"')]|\w+\s*[=:])                         # crop(1, ...), crop(image=1)
+    | [\[({{]\s*["'](?:{names})["'] | \bname["']?\s*[:=]\s*["'](?:{names})["']      # ["crop", 1, ...]
+"""
+"""Marks of a call in words that are none, for tools of these ``names``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +40,7 @@ class VisualCall:
     """The request of one turn.
 
     Args:
-        call: The call; None where there is none, or an error.
+        call: The call; None where none can be read.
         error: The fault in words for the model; empty where nothing is.
         action_start: The character at which the plan (the paper's t_h) ends and the action (a_h) begins.
     """
@@ -41,7 +55,10 @@ class _BrokenLook(Exception):
 
 
 def read_look_call(
-    said: PolicyTurn, tools: Sequence[Mapping[str, Any]] = (), questions: int = 1
+    said: PolicyTurn,
+    tools: Sequence[Mapping[str, Any]] = (),
+    questions: int = 1,
+    names: Collection[str] = (),
 ) -> VisualCall:
     """The call in a turn. Nothing raises on what a model writes, and JSON is strict.
 
@@ -53,22 +70,26 @@ def read_look_call(
       crop of the question's first image, or of the image that was shown second after the question's
     - terse, ``crop 1 0 0 3 3``: tool, image and box, for small models; it is the whole message
 
+    Words that were meant as a call in yet another form, such as Python's or ``Action: crop(...)``, are an
+    error: the model has not answered. They are taken for an answer where they end with its tag.
+
     Args:
         said: The model's turn.
-        tools: See `read_calls`.
+        tools: See `read_calls`; a call with name and arguments behind words may also be of any other tool.
         questions: How many images the question has.
+        names: The names of the tools, by which attempts to call them are known.
     """
     try:
         found = _in_other_forms(said.text, questions) if said.message is None else None
         if found is None:
-            read = read_calls(said, tools)
+            read = read_calls(said, [*tools, *({"name": name} for name in set(_NAMED.findall(said.text)))])
             start = max(said.text.find("<tool_call>"), 0) if read.start is None else read.start
             if read.error:
                 return VisualCall(error=read.error, action_start=start)
             if len(read.calls) > 1:
                 raise _BrokenLook(f"{len(read.calls)} calls in one message, and there may be one")
             if not read.calls:
-                return VisualCall()
+                return VisualCall(error=_attempted(said.text, names, bool(tools)))
             found = read.calls[0], start
     except (_BrokenLook, ValueError) as error:
         return VisualCall(error=f"the call cannot be read: {error}")
@@ -79,6 +100,22 @@ def read_look_call(
         return VisualCall(ToolCall(call.name, _renamed(call.arguments, questions)), action_start=start)
     except _BrokenLook as error:
         return VisualCall(error=f"the call cannot be read: {error}", action_start=start)
+
+
+def _attempted(text: str, names: Collection[str], by_template: bool) -> str:
+    """Why words without a call that can be read are no answer; empty where they do not look like one."""
+    begin = text.find("</think>")
+    words = _THOUGHTS.sub("", text if begin < 0 else text[begin:])
+    pattern = _ATTEMPT.format(names="|".join(map(re.escape, names)) or "(?!)")
+    meant = _OBJECT.search(words) or (
+        not _ANSWERED.search(words) and re.search(pattern, words, re.VERBOSE | re.IGNORECASE | re.MULTILINE)
+    )
+    if not meant:
+        return ""
+    form = '{"name": ..., "arguments": {...}}'
+    if not by_template:
+        form = '{"thought": ..., "action_name": ..., "action": {...}}'
+    return f"this looks like a call, and it cannot be read; a call is strict JSON, {form}"
 
 
 def _in_other_forms(text: str, questions: int) -> tuple[ToolCall, int] | None:

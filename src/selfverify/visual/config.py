@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
 from PIL.Image import Image
 from pydantic import Field, model_validator
@@ -23,19 +23,19 @@ class ToolModelsConfig(CommandConfig):
     """Models behind the tools: folders or hub ids, loaded when a tool is first called."""
 
     detector: str | None = None
-    """The model with which `grounding` and `visual_search` find things (GroundingDINO, OWL-ViT)."""
+    """The model with which `grounding` and `visual_search` find things (GroundingDINO, OWLv2)."""
 
     depth_model: str | None = None
     """The model of `depth` (Depth Anything, DPT)."""
 
     segment_model: str | None = None
-    """The model of `segment` (SAM). By default GrabCut."""
+    """The model of `segment` (SAM, SAM 2, SAM 3). By default GrabCut."""
 
     similarity_model: str | None = None
     """The model of `similarity` (CLIP, SigLIP)."""
 
     caption_model: str | None = None
-    """The model of `caption` (BLIP, or a model that chats about images)."""
+    """The model of `caption` (BLIP, Florence-2, or a model that chats about images)."""
 
     tool_server: str | None = None
     """The address of a server of visual tools (`selfverify visual serve`), which does the work
@@ -43,11 +43,6 @@ class ToolModelsConfig(CommandConfig):
 
     tool_device: str = "cpu"
     """Where the tools' models run: `cpu`, `cuda`, `cuda:1`."""
-
-
-def tool_models(settings: ToolModelsConfig) -> dict[str, Any]:
-    """Return the settings of the models behind tools, alone."""
-    return settings.model_dump(include=set(ToolModelsConfig.model_fields))
 
 
 class VisualBaseConfig(ToolModelsConfig):
@@ -75,11 +70,11 @@ class VisualBaseConfig(ToolModelsConfig):
     it is needed, as URL#MODEL."""
 
     rule: Literal["absolute", "signed"] | None = Field(None, json_schema_extra={"option": "stop_rule"})
-    """Whether the verifier has heard enough where |Δr| < ε (`absolute`, the paper), or where
-    Δr < ε (`signed`); by default as its calibration says."""
+    """Where the verifier has heard enough: Δr < ε (`signed`, Algorithm 1), or |Δr| < ε (`absolute`, §3.4 and
+    Lemma 3.1); by default as its calibration says, without one `signed`."""
 
     epsilon: float | None = None
-    """ε in nats; by default that of the calibration beside the verifier."""
+    """ε in nats, below 0 for most `signed` rules; by default that of the calibration beside the verifier."""
 
     on_stop: Literal["run", "skip"] = "run"
     """Whether the tool of the step with which looking ends still runs, as in the paper's
@@ -163,32 +158,3 @@ TokensOf = Callable[[Image], int]
 def estimated_tokens_of(image: Image) -> int:
     """Return an image's tokens as Qwen2-VL counts them, for models of which nothing is known."""
     return max(image.width * image.height // PIXELS_PER_TOKEN, 1)
-
-
-class VisualBudget:
-    """Counts how many visual tokens a conversation is shown, and says when there are no more.
-
-    Args:
-        most: The most visual tokens; None is no limit, and nothing is counted.
-        tokens_of: Counts an image's.
-    """
-
-    def __init__(self, most: int | None, tokens_of: TokensOf) -> None:
-        self.most, self.tokens_of = most, tokens_of
-        self.shown = 0
-        """Visual tokens so far."""
-
-    def begin(self, images: Iterable[Image]) -> None:
-        """Count the question's images, which are shown in any case."""
-        if self.most is not None:
-            self.shown = sum(self.tokens_of(image) for image in images)
-
-    def takes(self, image: Image) -> bool:
-        """Whether an image may be shown, which then counts."""
-        if self.most is None:
-            return True
-        more = self.tokens_of(image)
-        if self.shown + more > self.most:
-            return False
-        self.shown += more
-        return True

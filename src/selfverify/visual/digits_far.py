@@ -170,7 +170,7 @@ class DigitsFarConfig(TaskConfig):
     )
     verifier: str | None = Field(None, description="The verifier's folder, a model with an adapter.")
     rule: Literal["absolute", "signed"] | None = Field(
-        None, description="Its rule, |Δr| < ε or Δr < ε; by default as its calibration says."
+        None, description="Its rule, Δr < ε or |Δr| < ε (`absolute`); by default as its calibration says."
     )
     epsilon: float | None = Field(None, description="ε in nats; by default that of its calibration.")
     terminate: Literal["refuse", "accept"] = Field(

@@ -24,7 +24,7 @@ from selfverify.tasks.base import Space
 from selfverify.tasks.tool_calls import ToolError
 from selfverify.tasks.tool_episode import ACTION, TOOL_CALLS, TOOL_ERRORS, shortened
 from selfverify.visual.calls import VisualCall, read_look_call
-from selfverify.visual.config import TokensOf, VisualBudget, VisualConfig, estimated_tokens_of
+from selfverify.visual.config import TokensOf, VisualConfig, estimated_tokens_of
 from selfverify.visual.stopping import DELTA_R, LOG_RATIO, LOG_RATIO_PLAN, StopRule, Verified
 from selfverify.visual.tools.base import Chosen, Terminate, TerminateArguments, Toolbox, ToolFault
 from selfverify.visual.tools.gallery import CROP_HIT, Gallery, Made, crop_hit
@@ -180,6 +180,7 @@ PLAN = "plan"
 """Channel of the paper's t_h: what the model writes before its call."""
 STEPS, FAULTS, DUPLICATES, SHOWN = "steps", "tool_faults", "duplicate_calls", "images_shown"
 """Rewards that count a conversation's steps, calls whose tool died or hung, repeated calls, new images."""
+TERMINATE = Terminate()
 LONGEST_RESULT = 12_000
 """Characters of one observation; the middle of longer ones is left out."""
 
@@ -192,10 +193,11 @@ class VisualEpisode(SingleTurn):
     it stops, with the last of ``max_steps``, or after ``errors_in_a_row`` steps that found nothing, the model
     is told to answer. Its next turn is t_{H+1}, in the channel ``answer``; calls in it are not carried out.
 
-    A call that cannot be read or does not fit, a tool that fails, hangs or is missing: each is an observation
-    that says why, and a step. A call that was made before is not made again; the model is told which images
-    show its result. A message without a call is an answer. Whether it, or a call of `terminate`, ends looking
-    before the rule does, is a setting; where it does not the model is told to look. With ``on_stop: skip``
+    A call that cannot be read or does not fit, a message that is cut off before its answer ends, a tool that
+    fails, hangs or is missing: each is an observation that says why, and a step. A call that was made before
+    is not made again; the model is told which images show its result. A message without a call is an answer.
+    Whether it, or a call of `terminate` that fits, ends looking before the rule does, is a setting; where it
+    does not the model is told to look. With ``on_stop: skip``
     the step at which the rule stops is taken back: its tool does not run, it is no step of the conversation,
     and the model answers from what it had seen before.
 
@@ -228,7 +230,7 @@ class VisualEpisode(SingleTurn):
         super().__init__(problem, tags, verdict)
         self.toolbox, self.settings, self.rule, self.originals = toolbox, settings, rule, originals
         self.gallery = Gallery(space=space, most_shown=settings.most_shown, smallest=settings.smallest)
-        self._budget = VisualBudget(settings.max_visual_tokens, tokens_of)
+        self._tokens_of, self._tokens_shown = tokens_of, 0
         self.steps: list[VisualStep] = []
         self.last_said = ""
         """The model's words in its last step."""
@@ -260,18 +262,16 @@ class VisualEpisode(SingleTurn):
             DataError: An image cannot be looked at.
         """
         self.gallery.begin(self.problem.id, self.problem.images, self.originals)
-        self._budget.begin(picture.shown for picture in self.gallery.pictures)
+        for picture in self.gallery.pictures:
+            self._has_room(picture.shown)  # the question's images are shown in any case, and count
 
     def step(self, said: PolicyTurn) -> Observation:
-        read = read_look_call(said, self.problem.tools, len(self.problem.images))
+        read = self._read_call(said)
         self._ratios.append(said.values.get(LOG_RATIO))
         if self._answering:
             return self._answer(said, read)
-        if said.finish != Finish.STOP and (read.call or read.error):
-            self.steps.append(VisualStep(len(self.steps) + 1, error=read.error or "the call was cut off"))
-            return Observation(done=True, channels=_cuts(read))
         step = VisualStep(len(self.steps) + 1)
-        ends = (read.call is None and not read.error) or self._terminates(read)
+        ends = not read.error and (read.call is None or self._terminates(read))
         if not ends and self._ratios[-1] is not None:
             # A turn that means to be the answer has no Δr.
             step.delta_r = said.values[DELTA_R] = self._ratios[-1]
@@ -279,7 +279,7 @@ class VisualEpisode(SingleTurn):
             if isinstance(self.rule, Verified):
                 step.rule, step.epsilon = self.rule.kind, self.rule.epsilon
         stops = self.rule.stops(step.step, said)
-        if ends and (stops or self.settings.terminate == "accept" or said.finish != Finish.STOP):
+        if ends and (stops or self.settings.terminate == "accept"):
             return self._answer(said, read)
         if ends and self.settings.answer_each_step:
             self._beside.append((step, "own", self._tagged(said, read), len(said.tokens)))
@@ -309,7 +309,7 @@ class VisualEpisode(SingleTurn):
         words, images = self._shown
         if not self.steps:
             # A message of a tool would answer no call.
-            return Observation(self.settings.answer_now, undo=True)
+            return Observation(self.settings.answer_now, undo=True, after_cut=True)
         last = self.steps[-1]
         last.stopped, last.dropped_delta_r = "rule", dropped.delta_r
         last.rule, last.epsilon = dropped.rule, dropped.epsilon
@@ -319,8 +319,8 @@ class VisualEpisode(SingleTurn):
 
     def probed(self, said: PolicyTurn) -> None:
         """Keep the answer that was asked for after the last step."""
-        read = read_look_call(said, self.problem.tools, len(self.problem.images))
-        self._beside.append((self.steps[-1], "asked", self._tagged(said, read), len(said.tokens)))
+        tagged = self._tagged(said, self._read_call(said))
+        self._beside.append((self.steps[-1], "asked", tagged, len(said.tokens)))
 
     def answers(self) -> Sequence[Tagged]:
         return [*self._answers, *(tagged for _, _, tagged, _ in self._beside)]
@@ -357,25 +357,34 @@ class VisualEpisode(SingleTurn):
         made.turns = [asdict(step) for step in self.steps] + made.turns
         return made
 
+    def _read_call(self, said: PolicyTurn) -> VisualCall:
+        """The call in a turn, with an error where it is neither a call that can be made nor an answer."""
+        images = len(self.problem.images)
+        read = read_look_call(said, self.problem.tools, images, self.toolbox.names)
+        if said.finish != Finish.STOP and not (self.tags and parse_tagged(said.text, self.tags).answer_ok):
+            return replace(read, error="the message was cut off: it is too long. Write less")
+        if read.call is not None and self._terminates(read):
+            try:
+                TERMINATE.read(read.call.arguments)
+            except ToolError as error:
+                return replace(read, error=str(error))
+        return read
+
     def _terminates(self, read: VisualCall) -> bool:
         return read.call is not None and read.call.name in (Terminate.name, *Terminate.also)
 
     def _answer(self, said: PolicyTurn, read: VisualCall) -> Observation:
         """Take a turn as the answer t_{H+1}."""
-        if self._terminates(read):
+        if self._terminates(read) and not read.error:
             self._answers.append(self._tagged(said, read))
             return Observation(done=True, channels=[(ANSWER, 0)])
         return Observation(done=True, channels=self._read(said, ANSWER, split=True))
 
     def _tagged(self, said: PolicyTurn, read: VisualCall) -> Tagged:
         """The answer in a turn, also in a call of `terminate`."""
-        if not self._terminates(read):
+        if read.error or read.call is None or not self._terminates(read):
             return parse_tagged(said.text, self.tags)
-        assert read.call is not None
-        try:
-            asked = Terminate().read(read.call.arguments)
-        except ToolError:
-            return Tagged()
+        asked = TERMINATE.read(read.call.arguments)
         assert isinstance(asked, TerminateArguments)
         text = asked.final_response
         tagged = parse_tagged(text, self.tags)
@@ -384,11 +393,12 @@ class VisualEpisode(SingleTurn):
     def _carried_out(self, step: VisualStep, read: VisualCall) -> tuple[list[Part], list[Image]]:
         """The observation o_h: parts of a message, and images."""
         try:
+            if read.call is not None:
+                step.tool, step.arguments = read.call.name, read.call.arguments
             if read.error:
                 raise ToolError(read.error)
             if read.call is None or self._terminates(read):
                 raise ToolError("it is too early to answer; look at the images with a tool first")
-            step.tool, step.arguments = read.call.name, read.call.arguments
             chosen = self.toolbox.chosen(read.call.name, read.call.arguments)
             step.tool = chosen.tool.name
             words, made = self._found(step, chosen)
@@ -402,7 +412,7 @@ class VisualEpisode(SingleTurn):
         images: list[Image] = []
         for number in made:
             picture = self.gallery.picture(number)
-            if not self._budget.takes(picture.shown):
+            if not self._has_room(picture.shown):
                 parts.append(_text(f"\nImage {number} is not shown: too few visual tokens are left."))
                 step.images, step.sources = step.images[: len(images)], step.sources[: len(images)]
                 step.stopped = step.stopped or "visual"
@@ -410,6 +420,13 @@ class VisualEpisode(SingleTurn):
             parts += [_text(self._about(number)), {"type": "image"}]
             images.append(self._result(picture.shown))
         return parts or [_text("Nothing was found.")], images
+
+    def _has_room(self, image: Image) -> bool:
+        """Count an image's visual tokens, where they are limited, and return whether it may be shown."""
+        if self.settings.max_visual_tokens is None:
+            return True
+        self._tokens_shown += self._tokens_of(image)
+        return self._tokens_shown <= self.settings.max_visual_tokens
 
     def _result(self, image: Image) -> Image:
         """Return the picture that is shown of an image that a tool has made."""
@@ -459,7 +476,8 @@ class VisualEpisode(SingleTurn):
     def _reply(
         self, parts: list[Part], images: list[Image], cuts: list[tuple[str, int]] | None = None
     ) -> Observation:
-        return Observation(parts, images, "tool" if self.role == "tool" else "user", channels=cuts or [])
+        role: Literal["user", "tool"] = "tool" if self.role == "tool" else "user"
+        return Observation(parts, images, role, channels=cuts or [], after_cut=True)
 
 
 def _cuts(read: VisualCall) -> list[tuple[str, int]]:

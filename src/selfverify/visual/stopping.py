@@ -66,10 +66,11 @@ class After(StopRule):
 class Verified(StopRule):
     """Ends looking where Δr says that enough was seen (VTS-V §3.4, Lemma 3.1).
 
-    ``absolute`` is the paper's text: |Δr| < ε. It stops where the verifier has no opinion on a step, and goes
-    on through steps that it dislikes. ``signed`` is Algorithm 1 as printed, Δr < ε; as Δr ≤ |Δr|, it never
-    stops later than ``absolute`` with the same ε. Of a step that was not measured nothing is known, and
-    looking goes on.
+    ``signed`` is Algorithm 1, Δr < ε: it stops at a step that the verifier likes less than its base does.
+    ``absolute`` is |Δr| < ε, as in §3.4 and Lemma 3.1: it stops where the verifier has no opinion on a step,
+    and goes on through steps that it dislikes. As Δr ≤ |Δr|, ``signed`` never stops later with the same ε. ε
+    is in nats; the paper asks for a positive one, and that of ``signed`` is below 0 where needed steps have
+    a Δr around 0. Of a step that was not measured nothing is known, and looking goes on.
     """
 
     kind: Literal["absolute", "signed"]
@@ -110,7 +111,7 @@ class StopCalibration:
     """A rule with its ε, which is chosen on validation problems and stored beside the model.
 
     Args:
-        rule: ``absolute`` stops where |Δr| < ε, ``signed`` where Δr < ε.
+        rule: ``signed`` stops where Δr < ε, ``absolute`` where |Δr| < ε.
         epsilon: ε, nats.
         target: The aim that it was chosen for: ``steps``, ``accuracy`` or ``within``.
         wanted: The mean number of steps that may not be exceeded; the accuracy that has to be reached; or how

@@ -119,11 +119,13 @@ class StepVerifier(RolloutHook):
         self.reads_tokens = reasoner is not None and reasoner.tokenizer.get_vocab() == vocabulary
         """Whether it takes R's tokens as they were sampled."""
         self._readers: list[_Reader] = []
+        self._rows: dict[SampleIndex, SampleIndex] = {}
+        """Where readers keep a conversation: its problem's number among the different ones, and its own."""
         self._heard: dict[SampleIndex, _Heard] = {}
         self._starts: dict[SampleIndex, _HeardBefore | None] = {}
 
     def begin(self, problems: Mapping[SampleIndex, Problem]) -> None:
-        """Read the prompts of conversations that begin.
+        """Read the prompts of conversations that begin, each problem's once.
 
         Raises:
             ConfigError: In a problem the environment speaks first.
@@ -131,15 +133,20 @@ class StepVerifier(RolloutHook):
         """
         if begins := [problem.id for problem in problems.values() if problem.environment_begins]:
             raise ConfigError(f"problem {begins[0]}: its environment speaks first, which no verifier follows")
-        by_number = {b: problem for (b, _), problem in sorted(problems.items(), key=lambda item: item[0])}
-        group = SamplingConfig(group_size=max((g for _, g in problems), default=0) + 1, temperature=1.0)
+        alike: dict[int, list[SampleIndex]] = {}
+        for place in sorted(problems):
+            alike.setdefault(id(problems[place]), []).append(place)
+        self._rows = {p: (b, g) for b, places in enumerate(alike.values()) for g, p in enumerate(places)}
+        group = SamplingConfig(group_size=max(map(len, alike.values()), default=1), temperature=1.0)
         self._readers = []
         for policy in self.policies:
-            prompts = policy.encode(list(by_number.values()))
+            prompts = policy.encode([problems[places[0]] for places in alike.values()])
             threads = policy.threads(prompts, group, seeds=[0] * len(prompts))
             self._readers.append(_Reader(policy, ReplyEncoder(policy.encoder), threads))
-        lengths = dict(zip(by_number, (len(prompt.ids) for prompt in prompts), strict=True))
-        self._heard = {place: _Heard(problem, lengths[place[0]]) for place, problem in problems.items()}
+        self._heard = {
+            place: _Heard(problem, len(prompts[self._rows[place][0]].ids))
+            for place, problem in problems.items()
+        }
         self._starts = {}
         for place in self._heard:
             self._mark(place)
@@ -201,7 +208,7 @@ class StepVerifier(RolloutHook):
     def _mark(self, place: SampleIndex) -> None:
         """Remember where a conversation stands before something is shown in it."""
         talk = self._heard[place]
-        back = [reader.threads.mark([place]) for reader in self._readers]
+        back = [reader.threads.mark([self._rows[place]]) for reader in self._readers]
         talk.before = _HeardBefore(back, talk.used, talk.last, talk.turns)
 
     def _go_back(self, talk: _Heard) -> None:
@@ -219,10 +226,12 @@ class StepVerifier(RolloutHook):
             return tuple({} for _ in self._readers)
         for place, piece in pieces.items():
             self._heard[place].used += len(piece[0].tokens)
-        return tuple(
-            reader.threads.append({place: piece[number] for place, piece in pieces.items()}, score)
-            for number, reader in enumerate(self._readers)
-        )
+        found = []
+        for number, reader in enumerate(self._readers):
+            new = {self._rows[place]: piece[number] for place, piece in pieces.items()}
+            told = reader.threads.append(new, score)
+            found.append({place: told[row] for place, row in self._rows.items() if row in told})
+        return tuple(found)
 
     def _tokens(self, talk: _Heard, words: PolicyTurn) -> list[int]:
         """A turn of R as tokens of the verifier.
@@ -337,7 +346,7 @@ def _rule(settings: VisualConfig) -> StopRule:
             raise ConfigError("epsilon: a verifier behind a server has no calibration beside it; set epsilon")
         folder = Path(settings.verifier)
         if epsilon is not None and not (folder / STOPPING_FILE).exists():
-            return Verified("absolute", _checked("absolute", epsilon))
+            return Verified(rule or "signed", _checked(rule, epsilon))
         found = StopCalibration.load(folder)
         if rule is not None and rule != found.rule:
             raise ConfigError(
@@ -348,7 +357,7 @@ def _rule(settings: VisualConfig) -> StopRule:
     return Verified(rule, _checked(rule, epsilon))
 
 
-def _checked(rule: str, epsilon: float) -> float:
+def _checked(rule: str | None, epsilon: float) -> float:
     if rule == "absolute" and epsilon < 0:
         raise ConfigError(f"epsilon: |Δr| is never below {epsilon}; ε has to be above 0")
     return epsilon

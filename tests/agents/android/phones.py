@@ -16,12 +16,8 @@ from PIL import Image
 
 from agents.android.hierarchies import SAID, hierarchy, view
 
-SETTINGS, NOTES, HOME, SECRET = (
-    "com.android.settings",
-    "org.example.notes",
-    "com.android.launcher",
-    "com.bank",
-)
+SETTINGS, NOTES = "com.android.settings", "org.example.notes"
+HOME, SECRET = "com.android.launcher", "com.bank"
 IME = "default_input_method"
 KEYS = {"KEYCODE_BACK": "back", "KEYCODE_HOME": "home", "KEYCODE_ENTER": "enter"}
 REAL = {"ro.kernel.qemu": "", "ro.hardware": "qcom", "sys.boot_completed": "1", "ro.product.locale": "en-US"}
@@ -159,9 +155,8 @@ class Phone:
     def _am(self, what: str, *rest: str) -> str:
         if what != "broadcast":
             return ""
-        if rest[:2] == ("-p", "com.android.adbkeyboard") and "adbkeyboard" in self._settings(
-            "get", "secure", IME
-        ):
+        own = "adbkeyboard" in self._settings("get", "secure", IME)
+        if own and rest[:2] == ("-p", "com.android.adbkeyboard"):
             if rest[3] == "ADB_INPUT_B64":
                 self.field += base64.b64decode(rest[-1]).decode()
                 self.typed.append(self.field)

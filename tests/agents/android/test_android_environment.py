@@ -73,37 +73,34 @@ def test_every_action_reaches_the_phone(server: Server, phone: Phone) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["Zürich 北京 नमस्ते", "👩‍🚀 'q' \"d\" $(reboot) `x`; rm -rf / | cat & %s \\", "two\nlines"]
+    ("keyboard", "text", "error"),
+    [
+        ("adbkeyboard", "Zürich 北京 नमस्ते", ""),
+        ("adbkeyboard", "👩‍🚀 'q' \"d\" $(reboot) `x`; rm -rf / | cat & %s \\", ""),
+        ("adbkeyboard", "two\nlines", ""),
+        # Where an app has changed the input method.
+        ("com.google.gboard/.Ime", "x", "keyboard is 'com.google.gboard/.Ime'"),
+        # Without ADBKeyboard.
+        ("input", "it's 100%s $(x) a b", ""),
+        ("input", "ü", "printable ASCII"),
+    ],
 )
-def test_any_text_is_typed(server: Server, phone: Phone, text: str) -> None:
-    """Through ADBKeyboard, instead of what was in the field, and nothing of it is a command."""
-    phone.field = "old text, " * 30
-    environment = AndroidEnvironment(config(server, reset={"how": "none"}))
-    shown = play(environment, NOTE, TAP_FIELD, call("type", text_input=text))
-    assert phone.typed == [text] and phone.notes == [text]
-    assert shown[-1].error == "" and len(shown[-1].text.split("\n")) == 3
-
-
-def test_typing_that_nothing_hears_is_an_error(server: Server, phone: Phone) -> None:
-    """Where an app has changed the input method, the agent is told."""
-    other = lambda: phone.settings.update({f"secure {IME}": "com.google.gboard/.Ime"})  # noqa: E731
-    shown = play(AndroidEnvironment(config(server)), NOTE, TAP_FIELD, other, call("type", text_input="x"))
-    assert "keyboard is 'com.google.gboard/.Ime'" in shown[2].error and phone.typed == []
-
-
-def test_the_plain_keyboard_types_ascii(server: Server, phone: Phone) -> None:
-    """Without ADBKeyboard; other texts are refused with the reason."""
-    environment = AndroidEnvironment(config(server, keyboard="input"))
-    typed = "it's 100%s $(x) a b"
-    shown = play(environment, NOTE, TAP_FIELD, call("type", text_input=typed), call("type", text_input="ü"))
-    assert phone.notes == [typed] and "printable ASCII" in shown[-1].error
+def test_typing(server: Server, phone: Phone, keyboard: str, text: str, error: str) -> None:
+    """Instead of what was in the field; nothing of it is a command, and the agent is told why it fails."""
+    own = "input" if keyboard == "input" else "adbkeyboard"
+    phone.field = "old text, " * (1 if own == "input" else 30)
+    change = lambda: phone.settings.update({f"secure {IME}": keyboard} if error else {})  # noqa: E731
+    environment = AndroidEnvironment(config(server, keyboard=own, reset={"how": "none"}))
+    shown = play(environment, NOTE, TAP_FIELD, change, call("type", text_input=text))
+    assert error in shown[-1].error and bool(shown[-1].error) == bool(error)
+    assert phone.notes == ([] if error else [text]) and not (error and phone.typed)
+    assert error or len(shown[-1].text.split("\n")) == 3
 
 
 def test_pictures(server: Server) -> None:
     """`png` shows no words, `both` shows both, and the first screen is given where it is asked for."""
-    only = play(
-        AndroidEnvironment(config(server, observations="png", first_screen="given")), TASK, TAP_SWITCH
-    )
+    seen = AndroidEnvironment(config(server, observations="png", first_screen="given"))
+    only = play(seen, TASK, TAP_SWITCH)
     assert [o.text for o in only] == ["", ""] and [o.images[0].size for o in only] == [(1080, 2400)] * 2
     assert [o.images[0].getpixel((0, 0)) for o in only] == [(1, 1, 1), (255, 255, 255)]
     both = play(AndroidEnvironment(config(server, observations="both", first_screen="given")), TASK)
@@ -200,25 +197,13 @@ def test_rotation(server: Server, phone: Phone, rotation: int) -> None:
 
 
 def test_several_displays(server: Server, phone: Phone) -> None:
-    """The default one is used. An override of its size counts; a device without any is lost."""
+    """The default one is used, and an override of its size counts."""
     phone.displays, phone.override = 2, "Override size: 540x1200\n"
     shown = play(AndroidEnvironment(config(server, observations="both")), TASK, LOOK)
     assert shown[1].images and "screen 540 x 1200" in shown[1].text
-    phone.displays = 0
-    with pytest.raises(EnvironmentLost, match="no display: Error: Display not found"):
-        play(AndroidEnvironment(config(server)), TASK)
 
 
 # Losses
-
-
-def test_no_server() -> None:
-    """None is started."""
-    environment = AndroidEnvironment(
-        AndroidTaskConfig(serial=SERIAL, server="127.0.0.1:9", reset={"how": "none"})
-    )
-    with pytest.raises(EnvironmentLost, match=r"no adb server at 127.0.0.1:9 .*adb start-server"):
-        play(environment, TASK)
 
 
 @pytest.mark.parametrize(
@@ -227,16 +212,18 @@ def test_no_server() -> None:
         (lambda s, p: setattr(s, "version", 31), "speaks version 31; 39 or newer is needed"),
         (lambda s, p: setattr(s, "garbage", True), "is lost: Unknown data"),
         (lambda s, p: s.phones.clear(), f"device '{SERIAL}' not found"),
-        (lambda s, p: setattr(p, "state", "offline"), "is offline; it must be started"),
+        (lambda s, p: setattr(p, "state", "offline"), "is offline; start it"),
         (lambda s, p: setattr(p, "state", "unauthorized"), "is unauthorized"),
         (lambda s, p: setattr(p, "cut_off", True), "was cut off while it ran getprop"),
+        (lambda s, p: setattr(p, "displays", 0), "no display: Error: Display not found"),
+        (lambda s, p: "127.0.0.1:9", r"no adb server at 127.0.0.1:9 .*adb start-server"),
     ],
 )
 def test_devices_that_cannot_be_used(server: Server, phone: Phone, break_it: Any, message: str) -> None:
-    """Each is a loss that says what to do."""
-    break_it(server, phone)
+    """Each is a loss that says what to do; no server is started."""
+    made = config(server).model_copy(update={"server": break_it(server, phone) or server.address})
     with pytest.raises(EnvironmentLost, match=message):
-        play(AndroidEnvironment(config(server)), TASK)
+        play(AndroidEnvironment(made), TASK)
 
 
 def test_an_older_server_is_spoken_to(phone: Phone) -> None:
@@ -251,8 +238,7 @@ def test_a_device_that_vanishes(server: Server, phone: Phone, when: str) -> None
     """In the middle of a call: the session is lost for good, closing it is not."""
     environment = AndroidEnvironment(config(server))
 
-    async def run() -> None:
-        await environment.reset(TASK, 0)
+    async def lost() -> None:
         phone.on_command = lambda command: server.phones.clear() if when in command else None
         with pytest.raises(EnvironmentLost, match="not found"):
             await environment.step(TAP_SWITCH)
@@ -261,9 +247,8 @@ def test_a_device_that_vanishes(server: Server, phone: Phone, when: str) -> None
             with pytest.raises(EnvironmentLost, match="not found"):
                 await again
         await environment.close()
-        await environment.close()
 
-    asyncio.run(run())
+    play(environment, TASK, lost)
 
 
 def test_a_hanging_device_blocks_nothing(server: Server, phone: Phone) -> None:
@@ -290,31 +275,26 @@ def test_a_cancelled_call_loses_the_session(server: Server, phone: Phone) -> Non
     """Nobody knows how far it came."""
     environment = AndroidEnvironment(config(server))
 
-    async def run() -> None:
-        await environment.reset(TASK, 0)
+    async def cancelled() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(environment.step(call("wait", seconds=30)), 0.05)
-        with pytest.raises(EnvironmentLost, match="was cancelled"):
-            await environment.step(LOOK)
 
-    asyncio.run(run())
+    with pytest.raises(EnvironmentLost, match="was cancelled"):
+        play(environment, TASK, cancelled, LOOK)
 
 
 def test_one_session_for_one_device(server: Server) -> None:
     """A second one is refused until the first one is closed."""
     first, second = AndroidEnvironment(config(server)), AndroidEnvironment(config(server))
 
-    async def run() -> None:
-        await first.reset(TASK, 0)
+    async def refused() -> None:
         with pytest.raises(ConfigError, match="used by another session"):
             await second.reset(TASK, 0)
-        await first.close()
-        with pytest.raises(EnvironmentLost, match="was closed"):
-            await first.step(LOOK)
-        await second.reset(TASK, 0)
-        await second.close()
 
-    asyncio.run(run())
+    play(first, TASK, refused)
+    with pytest.raises(EnvironmentLost, match="was closed"):
+        asyncio.run(first.step(LOOK))
+    play(second, TASK)
 
 
 # Real devices
@@ -358,12 +338,8 @@ def test_other_apps_of_a_real_device_are_neither_used_nor_shown(server: Server, 
     assert "com.bank may not be used" in launched.error and "com.bank may not be used" in tapped.error
     assert looked.text == "(com.bank may not be shown on this phone)" and not looked.images
     assert home.text == f"({HOME} may not be shown on this phone)" and "Wi-Fi" in again.text
-    assert [question.split("(")[0].split(" ")[0] for question in asked] == [
-        "reset",
-        "Tap",
-        "PressKey",
-        "LaunchApp",
-    ]
+    kinds = [question.split("(")[0].split(" ")[0] for question in asked]
+    assert kinds == ["reset", "Tap", "PressKey", "LaunchApp"]
     kept = b"".join(file.read_bytes() for file in tmp_path.rglob("*.xml"))
     assert b"12,345" not in kept and b"Wi-Fi" in kept
 
@@ -376,9 +352,8 @@ def test_an_owner_may_refuse(server: Server) -> None:
     async def confirm(what: str) -> bool:
         return next(answers)
 
-    shown = play(
-        AndroidEnvironment(config(server, allowed=[SETTINGS]), confirm), TASK, TAP_SWITCH, TAP_SWITCH
-    )
+    made = AndroidEnvironment(config(server, allowed=[SETTINGS]), confirm)
+    shown = play(made, TASK, TAP_SWITCH, TAP_SWITCH)
     assert "owner does not allow" in shown[1].error and shown[2].error == "" and phone.wifi
 
 
@@ -411,10 +386,8 @@ def test_traces_are_androidlabs(server: Server, phone: Phone, tmp_path: Path) ->
     ]))  # fmt: skip
     first, second, last = lines[0], lines[1], lines[-1]
     assert first["prompt"] == first["target"] == "Turn Wi-Fi on." and first["trace_id"] == "setting_1_7"
-    assert (
-        first["window"] == [1080, 2400] and first["current_activity"] == SETTINGS and first["ac_xml"] is None
-    )
-    assert first["command"] == {query: "0"}
+    assert first["window"] == [1080, 2400] and first["current_activity"] == SETTINGS
+    assert first["ac_xml"] is None and first["command"] == {query: "0"}
     xmls = [Path(line["xml"]).read_text() for line in (first, second, last)]
     assert all(xml.startswith("<?xml") for xml in xmls)
     assert ['checked="true"' in xml for xml in xmls] == [False, True, False] and "Home" in xmls[2]
@@ -422,10 +395,6 @@ def test_traces_are_androidlabs(server: Server, phone: Phone, tmp_path: Path) ->
     assert second["current_response"] == "do(action='Type', text='ü\\n')"
     play(AndroidEnvironment(config(server, traces=tmp_path)), task, LOOK)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["setting_1_7", "setting_1_7-2"]
-
-
-def test_traces_need_a_folder(server: Server, tmp_path: Path) -> None:
-    """The message names it."""
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"traces: .*file/setting_1_7 cannot be made"):
         play(AndroidEnvironment(config(server, traces=tmp_path / "file")), TASK)
@@ -474,23 +443,20 @@ def test_settings_are_checked() -> None:
             AndroidTaskConfig.model_validate({**good, **wrong})
 
 
-def test_tasks_are_checked(server: Server, phone: Phone) -> None:
-    """A task of an app that is not known, or not there."""
-    for task, message in (
-        (
-            {**TASK, "package": "Nowhere", "app": "Nothing"},
-            "neither its package 'Nowhere' nor its app 'Nothing'",
-        ),
-        ({"task_id": "x"}, "Android task 'x': instruction: Field required"),
-    ):
-        with pytest.raises(DataError, match=message):
-            play(AndroidEnvironment(config(server)), task)
-    none = {"how": "none"}
-    with pytest.raises(DataError, match=r"org.not.there cannot be opened .*is it installed"):
-        play(AndroidEnvironment(config(server, reset=none)), {**TASK, "package": "org.not.there"})
-    phone.broken = {SETTINGS}
-    with pytest.raises(DataError, match=r"is the system running\?$"):
-        play(AndroidEnvironment(config(server, reset=none)), TASK)
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ({"package": "Nowhere", "app": "Nothing"}, "neither its package 'Nowhere' nor its app 'Nothing'"),
+        ({"instruction": ""}, "Android task 'setting_1': instruction: String should have at least 1"),
+        ({"package": "org.not.there"}, r"org.not.there cannot be opened .*is it installed"),
+        ({"package": NOTES}, r"is the system running\?$"),
+    ],
+)
+def test_tasks_are_checked(server: Server, phone: Phone, task: dict[str, Any], message: str) -> None:
+    """One of an app that is not known, not there, or does not start."""
+    phone.broken = {NOTES}
+    with pytest.raises(DataError, match=message):
+        play(AndroidEnvironment(config(server, reset={"how": "none"})), {**TASK, **task})
 
 
 def test_the_page_runs_as_written(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,19 +35,14 @@ def test_tasks_are_read(tmp_path: Path) -> None:
     tasks = read_tasks(tmp_path)
     assert [task.task_id for task in tasks] == ["watch_1", "watch_2", "clock_1", "clock_2"]
     assert tasks[2].model_dump() == {
-        "task_id": "clock_1",
-        "instruction": 'Set an alarm for 3PM with the label "meeting" using Clock.',
-        "app": "clock",
-        "package": "com.google.android.deskclock",
-        "category": "Alarm set",
-        "metric_type": "operation",
-        "metric_func": "evaluation.tasks.clock",
-        "queries": (),
-    }
+        "task_id": "clock_1", "instruction": 'Set an alarm for 3PM with the label "meeting" using Clock.',
+        "app": "clock", "package": "com.google.android.deskclock", "category": "Alarm set",
+        "metric_type": "operation", "metric_func": "evaluation.tasks.clock", "queries": (),
+    }  # fmt: skip
     assert tasks[3].instruction == "Wake me up at 6:45."
     assert tasks[3].queries == ("adb shell settings get global airplane_mode_on",)
     assert read_task(tasks[3].model_dump(mode="json")) == tasks[3]
-    assert read_tasks([tmp_path / "b.yaml"]) == tasks[2:]
+    assert read_tasks(tmp_path / "b.yaml") == tasks[2:]
 
 
 def test_ids_that_are_numbers_get_the_name_of_the_file(tmp_path: Path) -> None:
@@ -106,22 +101,14 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         read_tasks(tmp_path / "d.yaml")
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "adb shell settings get global bluetooth_on",
-        "adb shell 'getprop persist.sys.timezone'",
+def test_questions_are_known_and_everything_else_is_refused() -> None:
+    """All that AndroidLab's files ask; a task file cannot make a device do anything."""
+    for query in (
+        "adb shell settings get global bluetooth_on", "adb shell 'getprop persist.sys.timezone'",
         "adb shell pm list packages | grep 'com.booking'",
         "adb shell settings list system | grep volume_ring_speaker",
-    ],
-)
-def test_questions_are_known(query: str) -> None:
-    """All that AndroidLab's files ask."""
-    assert device_question(query) == query.removeprefix("adb shell ").replace("'", "")
-
-
-def test_everything_else_is_refused() -> None:
-    """A task file cannot make a device do anything."""
+    ):  # fmt: skip
+        assert device_question(query) == query.removeprefix("adb shell ").replace("'", "")
     for query in (
         "adb shell settings put global airplane_mode_on 1", "adb shell getprop x; reboot",
         "adb shell 'getprop x; reboot'", "adb shell getprop $(reboot)", "adb shell getprop `reboot`",

@@ -46,14 +46,10 @@ def test_views_stand_in_the_order_of_the_dump() -> None:
     last = view("TextView", (0, 300, 9, 309), text="6")
     middle = view("TextView", (0, 50, 9, 59), text="3")
     assert lines(view("View", FULL, group, middle, clickable, last)) == [
-        'TextView "1" [0,0][9,9]',
-        'TextView "2" [9,0][20,9]',
-        'TextView "3" [0,50][9,59]',
-        "(click) [0,100][500,200]",
-        '    TextView "4" [0,100][9,109]',
-        '    TextView "5" [9,100][20,109]',
+        'TextView "1" [0,0][9,9]', 'TextView "2" [9,0][20,9]', 'TextView "3" [0,50][9,59]',
+        "(click) [0,100][500,200]", '    TextView "4" [0,100][9,109]', '    TextView "5" [9,100][20,109]',
         'TextView "6" [0,300][9,309]',
-    ]
+    ]  # fmt: skip
 
 
 def test_chains_of_one_extent_are_one() -> None:

@@ -37,11 +37,8 @@ def test_clear_forgets_what_the_app_has_kept(server: Server, phone: Phone) -> No
     phone.notes, phone.field = ["from before"], ""
     assert "from before" not in begin(environment(server, how="clear"))
     order = [c.split(";")[0].split(" ")[0:2] for c in phone.commands]
-    assert (
-        order.index(["am", "force-stop"])
-        < order.index(["pm", "clear"])
-        < order.index(["monkey", "--pct-syskeys"])
-    )
+    steps = [order.index(one) for one in (["am", "force-stop"], ["pm", "clear"], ["monkey", "--pct-syskeys"])]
+    assert steps == sorted(steps)
     phone.notes = ["from before"]
     kept = begin(environment(server))
     assert kept.startswith(f'App "{NOTES}"') and "from before" in kept
@@ -62,21 +59,15 @@ def test_another_first_screen_is_a_loss(server: Server, phone: Phone) -> None:
     assert not any(FirstScreens().differs("x", words) for words in "abcd")
 
 
-def test_a_dialog_in_the_way_costs_one_more_reset(server: Server, phone: Phone) -> None:
-    """Such as of an app that hangs, or asks to be rated."""
-    asked = iter([SETTINGS, NOTES])
-    phone.on_command = lambda c: setattr(phone, "focus", next(asked, NOTES)) if "dumpsys" in c else None
+def test_another_app_in_front_costs_one_more_reset_and_then_is_a_loss(server: Server, phone: Phone) -> None:
+    """Such as a dialog of an app that hangs, or that asks for permission."""
+    front = iter([SETTINGS, NOTES])
+    phone.on_command = lambda c: setattr(phone, "focus", next(front, NOTES)) if "dumpsys" in c else None
     assert begin(environment(server)).startswith(f'App "{NOTES}"')
-
-
-def test_another_app_in_front_is_a_loss(server: Server, phone: Phone) -> None:
-    """Such as a dialog that asks for permission."""
-    phone.on_command = lambda c: setattr(phone, "focus", SETTINGS) if "dumpsys" in c else None
-    with pytest.raises(EnvironmentLost, match=f"{SETTINGS} is in front, not {NOTES}"):
-        begin(environment(server))
-    phone.on_command = lambda c: setattr(phone, "focus", None) if "dumpsys" in c else None
-    with pytest.raises(EnvironmentLost, match="nothing is in front"):
-        begin(environment(server))
+    for app, said in ((SETTINGS, f"{SETTINGS} is in front, not {NOTES}"), (None, "nothing is in front")):
+        phone.on_command = lambda c, app=app: setattr(phone, "focus", app) if "dumpsys" in c else None  # type: ignore[misc]
+        with pytest.raises(EnvironmentLost, match=said):
+            begin(environment(server))
 
 
 def test_the_date_is_set_and_checked(server: Server, phone: Phone) -> None:
@@ -137,12 +128,8 @@ def test_snapshots_bring_everything_back(phone: Phone, token: Path) -> None:
             phone.notes.append("from before")
             back = {"how": "snapshot", "snapshot": "start", "console_token": token}
             assert "from before" not in begin(environment(server, **back, place=(-122.156, 37.438)))
-        assert running.told == [
-            "auth secret",
-            "avd snapshot load start",
-            "auth secret",
-            "geo fix -122.156 37.438",
-        ]
+        assert running.told[::2] == ["auth secret"] * 2
+        assert running.told[1::2] == ["avd snapshot load start", "geo fix -122.156 37.438"]
         with adb_server({"R58M": phone}) as server:  # through a tunnel
             begin(environment(server, console=f"127.0.0.1:{running.port}", **back))
         assert running.told[4:] == ["auth secret", "avd snapshot load start"]
@@ -154,7 +141,7 @@ def test_snapshots_that_cannot_be_loaded(phone: Phone, token: Path, how: str) ->
     messages = {
         "unknown snapshot": (ConfigError, "refuses 'avd snapshot load start': no such snapshot"),
         "wrong word": (ConfigError, "authentication token does not match"),
-        "no word": (ConfigError, "asks for the word in .*token: No such file"),
+        "no word": (ConfigError, "wants the word in .*token: No such file"),
         "no console": (EnvironmentLost, "console at 127.0.0.1:9 is lost"),
         "no emulator": (ConfigError, "device R58M has no emulator's console"),
     }
@@ -173,13 +160,10 @@ def test_a_phone_that_does_not_start_is_a_loss(phone: Phone, token: Path) -> Non
     load = lambda name: phone.properties.update({"sys.boot_completed": ""})  # noqa: E731
     back = {"how": "snapshot", "snapshot": "start", "console_token": token, "boot_seconds": 0.2}
     late = r"not ready after 0.2 seconds: it has not finished starting"
-    with (
-        emulator_console("secret", load) as running,
-        adb_server({f"emulator-{running.port}": phone}) as server,
-    ):
-        made = environment(server, **back)
-        with pytest.raises(EnvironmentLost, match=late):
-            begin(made)
+    with emulator_console("secret", load) as running:
+        name = f"emulator-{running.port}"
+        with adb_server({name: phone}) as server, pytest.raises(EnvironmentLost, match=late):
+            begin(environment(server, **back))
 
 
 def test_a_reset_begins_anew_in_the_same_session(server: Server) -> None:

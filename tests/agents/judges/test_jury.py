@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +13,13 @@ from selfverify.agents.evidence import Exhibit, Submission, Vote
 from selfverify.agents.goals import Goal
 from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge
 from selfverify.agents.judges.config import JuryConfig
-from selfverify.agents.judges.jury import FlippedVotes, Jury, RulesJudge, admits_failure, tally
+from selfverify.agents.judges.jury import Jury, RulesJudge, admits_failure, tally
 from selfverify.core.episode import Call, StepResult
 
 S, F, I = Vote(True, True), Vote(True, False), Vote(False, False)  # noqa: E741
 """Success; failure that relevant evidence proves; evidence that is not relevant."""
 CASE = Case("phone/1", "Set an alarm.", Submission("done", []), 3)
+Votes = list[Vote | None]
 
 
 def ballots(votes: Sequence[Vote | None]) -> list[Ballot]:
@@ -49,9 +51,7 @@ NONE = "votes, and no 2 agree on success (outage: gone)"
         ([F, I, None], None, False, f"2 of 3 {NONE.replace('success', 'relevance')}"),
     ],
 )
-def test_two_of_three_decide(
-    votes: list[Vote | None], valid: bool | None, success: bool | None, why: str
-) -> None:
+def test_two_of_three_decide(votes: Votes, valid: bool | None, success: bool | None, why: str) -> None:
     found = tally(ballots(votes), 2)
     assert (found.valid, found.success, found.decided, found.why) == (valid, success, not why, why)
 
@@ -108,9 +108,7 @@ class Written(Judge):
         ([None, None, S], True, None),
     ],
 )
-def test_stopping_early_saves_the_third_vote(
-    votes: list[Vote | None], third: bool, success: bool | None
-) -> None:
+def test_stopping_early_saves_the_third_vote(votes: Votes, third: bool, success: bool | None) -> None:
     juror, all_at_once = Written(*votes), Written(*votes)
     found = Jury(juror, JuryConfig(stop_early=True)).ask(CASE)()
     assert (juror.asked, found.success) == ([[0, 1], [2]] if third else [[0, 1]], success)
@@ -129,7 +127,7 @@ CASES = [Case(f"phone/{n}", "Set an alarm.", Submission("done", []), 1) for n in
 
 def wrong(vote: Vote, votes: int, share: float = 0.1) -> float:
     """The share of verdicts that are not what an unflipped judge would say."""
-    jury = Jury(FlippedVotes(Written(vote), share), JuryConfig(votes=votes, deciding=votes // 2 + 1))
+    jury = Jury(Written(vote), JuryConfig(votes=votes, deciding=votes // 2 + 1), share)
     return float(np.mean([jury.ask(case)().success is not vote.success for case in CASES]))
 
 
@@ -141,28 +139,30 @@ def test_three_votes_err_less_than_one(vote: Vote) -> None:
     assert wrong(vote, 1, share=0.0) == 0.0
 
 
+def cast(case: Case, vote: Vote | None, votes: int, share: float) -> list[Ballot]:
+    """The ballots of a jury of which a share is flipped."""
+    return [*Jury(Written(vote), JuryConfig(votes=votes, deciding=votes), share).ask(case)().ballots]
+
+
 def test_a_flipped_vote_says_so_and_stays_possible() -> None:
-    juror = FlippedVotes(Written(Vote(False, False, "The hall.", (1,))), 1.0)
-    [ballot] = juror.ask(CASES[0], [2])()
+    ballot = cast(CASES[0], Vote(False, False, "The hall.", (1,)), 3, 1.0)[2]
     # There is no success by irrelevant evidence.
     assert ballot.vote == Vote(True, True, "The hall.", (1,)) and ballot.about["flipped"] is True
     assert ballot.number == 2
-    [back] = FlippedVotes(Written(Vote(True, True)), 1.0).ask(CASES[0], [0])()
-    assert back.vote == Vote(True, False)
-    [missing] = FlippedVotes(Written(None), 1.0).ask(CASES[0], [0])()
+    assert cast(CASES[0], Vote(True, True), 1, 1.0)[0].vote == Vote(True, False)
+    [missing] = cast(CASES[0], None, 1, 1.0)
     assert missing.vote is None and "flipped" not in missing.about
 
 
 def test_the_same_case_is_judged_the_same_and_numbers_are_apart() -> None:
-    juror = FlippedVotes(Written(Vote(True, True)), 0.5)
-    votes = [[ballot.vote for ballot in juror.ask(case, range(3))()] for case in CASES[:200]]
-    again = [[ballot.vote for ballot in juror.ask(case, range(3))()] for case in CASES[:200]]
+    right = Vote(True, True)
+    votes, again = ([[b.vote for b in cast(case, right, 3, 0.5)] for case in CASES[:200]] for _ in range(2))
     assert votes == again
     said = np.array([[vote.success for vote in row if vote] for row in votes])
     assert abs(np.corrcoef(said.T)[0, 1]) < 0.2
     # A message of other words is another case.
     other = Case("phone/0", "Set an alarm.", Submission("It is set.", []), 1)
-    drawn = [[b.about.get("flipped") for b in juror.ask(c, range(20))()] for c in (CASES[0], other)]
+    drawn = [[b.about.get("flipped") for b in cast(case, right, 20, 0.5)] for case in (CASES[0], other)]
     assert drawn[0] != drawn[1]
 
 
@@ -193,9 +193,7 @@ def vote(message: str, *screens: tuple[str, str, object]) -> Vote:
         ([ON, ELSEWHERE], True, True),
     ],
 )
-def test_only_what_is_proven_is_a_success(
-    screens: list[tuple[str, str, object]], valid: bool, success: bool
-) -> None:
+def test_only_what_is_proven_is_a_success(screens: list[Any], valid: bool, success: bool) -> None:
     found = vote("The lamp is on.", *screens)
     assert (found.valid, found.success) == (valid, success)
 
@@ -203,35 +201,20 @@ def test_only_what_is_proven_is_a_success(
 def test_reasons_name_rounds() -> None:
     found = vote("The lamp is on.", ELSEWHERE, ON)
     assert found.rounds == (2,) and found.words == "lamp oven: on is True: shown"
-    assert vote("Sorry.", OTHER).words.splitlines() == [
-        "The message admits a failure.",
-        "lamp oven: on is True: not shown",
-    ]
+    said = "The message admits a failure.\nlamp oven: on is True: not shown"
+    assert vote("Sorry.", OTHER).words == said
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        "I could not find the alarm.",
-        "I couldn’t set it.",
-        "It is impossible.",
-        "The app FAILED to save it.",
-        "I was not able to do it.",
-        "I'm unable to open the app, sorry",
-        "The task cannot be completed.",
-        "It is not done.",
-        "I gave up.",
-        "Sorry, the note 'Mission' was not found: I couldn't delete it.",
-        "It failed, and nothing was saved.",
-        "The song isn't there. It's impossible to play it.",
-        "I did not manage to open Settings.",
-        "Nothing failed, but the alarm could not be set.",
-    ],
-)
-def test_an_admitted_failure_is_one_whatever_is_shown(message: str) -> None:
-    assert admits_failure(message)
-    found = vote(message, ON)
-    assert (found.valid, found.success) == (True, False)
+def test_an_admitted_failure_is_one_whatever_is_shown() -> None:
+    for message in (
+        "I could not find the alarm.", "I couldn’t set it.", "It is impossible.", "I gave up.",
+        "The app FAILED to save it.", "I was not able to do it.", "I'm unable to open the app, sorry",
+        "The task cannot be completed.", "It is not done.", "It failed, and nothing was saved.",
+        "Sorry, the note 'Mission' was not found: I couldn't delete it.", "I did not manage to open it.",
+        "The song isn't there. It's impossible to play it.", "Nothing failed, but it could not be set.",
+    ):  # fmt: skip
+        assert admits_failure(message), message
+        assert (found := vote(message, ON)).valid and not found.success
 
 
 def test_other_messages_admit_nothing() -> None:

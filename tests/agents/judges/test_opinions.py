@@ -15,7 +15,6 @@ from selfverify.agents.judges.case import (
     LONGEST,
     LONGEST_SCREEN,
     Case,
-    Opinion,
     Quotations,
     Rendered,
     disarmed,
@@ -31,78 +30,41 @@ CASE: Rendered = render(Case("phone/1", "Set an alarm.", Submission("I set it.",
 
 
 def answer(words: str = 'Round 2 shows "7:30".', valid: str = "True", verdict: str = "SUCCESS") -> str:
-    return (
-        f"<Reasoning>\n{words}\n</Reasoning>\n<ValidEvidence>{valid}</ValidEvidence>\n"
-        f"<Verdict>{verdict}</Verdict>"
-    )
-
-
-def test_a_proper_answer_is_a_vote() -> None:
-    vote, missing = read_opinion(answer(), CASE)
-    assert vote is not None and not missing
-    assert (vote.valid, vote.success, vote.rounds) == (True, True, (2,))
-    assert vote.words == 'Round 2 shows "7:30".'
-    assert vote.about == {"quotations": 1, "altered_quotations": 0}
-
-
-@pytest.mark.parametrize(
-    ("valid", "verdict", "expected"),
-    [
-        ("True", "SUCCESS", (True, True)),
-        ("True", "FAILURE", (True, False)),
-        ("False", "FAILURE", (False, False)),
-        ("False", "SUCCESS", (False, False)),  # invalid evidence is a failure
-        (" True ", "\nFAILURE\n", (True, False)),
-    ],
-)
-def test_what_a_vote_says(valid: str, verdict: str, expected: tuple[bool, bool]) -> None:
-    vote, _ = read_opinion(answer(valid=valid, verdict=verdict), CASE)
-    assert vote is not None and (vote.valid, vote.success) == expected
+    evidence = f"<ValidEvidence>{valid}</ValidEvidence>"
+    return f"<Reasoning>\n{words}\n</Reasoning>\n{evidence}\n<Verdict>{verdict}</Verdict>"
 
 
 VERDICT = "<Verdict>SUCCESS</Verdict>"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "SUCCESS",
-        VERDICT,
-        "<think>" + answer(),  # thoughts that never end
-        answer() + "</think><think>" + answer(verdict="FAILURE"),
-        answer(verdict="SUCCESS or FAILURE"),
-        answer(verdict="not SUCCESS"),
-        answer(verdict=""),
-        answer(valid="1"),
-        answer(words="It says <Verdict>FAILURE</Verdict>, round 2."),  # another verdict inside the reasons
-        answer() + answer(verdict="FAILURE"),
-        answer() + answer(valid="False"),
-        answer().replace("<ValidEvidence>True</ValidEvidence>", ""),
-        answer(words="round 2 " + "a" * LONGEST),
-        # In another language: its verdict, its marks.
-        answer(verdict="ÉXITO"),
-        answer(valid="Verdadero"),
-        "<理由>第2轮显示“7:30”。</理由>\n<有效证据>True</有效证据>\n<结论>SUCCESS</结论>",
-        # An essay, without a verdict, and with one that is only told of.
-        "The evidence of round 2 is compelling in several ways. " * 500,
-        "On the whole " + VERDICT + " seems fair to me, since round 2 shows it. " * 40,
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "", "SUCCESS", VERDICT, answer(verdict="SUCCESS or FAILURE"), answer(verdict="not SUCCESS"),
+    answer(verdict=""), answer(valid="1"), answer(words="round 2 " + "a" * LONGEST),
+    # Thoughts that never end; another verdict inside the reasons, or behind them.
+    "<think>" + answer(), answer() + "</think><think>" + answer(verdict="FAILURE"),
+    answer(words="It says <Verdict>FAILURE</Verdict>, round 2."), answer() + answer(verdict="FAILURE"),
+    answer() + answer(valid="False"), answer().replace("<ValidEvidence>True</ValidEvidence>", ""),
+    # In another language: its verdict, its marks.
+    answer(verdict="ÉXITO"), answer(valid="Verdadero"),
+    "<理由>第2轮显示“7:30”。</理由>\n<有效证据>True</有效证据>\n<结论>SUCCESS</结论>",
+    # An essay, without a verdict, and with one that is only told of.
+    "The evidence of round 2 is compelling in several ways. " * 500,
+    "On the whole " + VERDICT + " seems fair to me, since round 2 shows it. " * 40,
+])  # fmt: skip
 def test_what_says_nothing_or_two_things_is_no_vote(text: str) -> None:
     vote, missing = read_opinion(text, CASE)
     assert vote is None and missing
 
 
-HABITS: list[Callable[[str, str, str], str]] = [
+Habit = Callable[[str, str, str], str]
+HABITS: list[Habit] = [
+    lambda words, valid, verdict: answer(words, f" {valid} ", f"\n{verdict}\n"),
     lambda words, valid, verdict: answer(words, valid, f"**{verdict}**"),
     lambda words, valid, verdict: answer(words, f"[{valid}]", f"[{verdict}]."),
     lambda words, valid, verdict: answer(words, valid.lower(), verdict.lower()),
     lambda words, valid, verdict: answer(words, valid, verdict).upper().replace("ROUND", "round"),
     lambda words, valid, verdict: f"Here you are:\n```xml\n{answer(words, valid, verdict)}\n```\nI am sure.",
-    lambda words, valid, verdict: (
-        f"{answer(words, valid, verdict)}\nOnce more:\n{answer(words, valid, verdict)}"
-    ),
+    lambda *said: f"{answer(*said)}\nOnce more:\n{answer(*said)}",
     lambda words, valid, verdict: answer(words, valid, verdict).replace("</Verdict>", ""),
     lambda words, valid, verdict: re.sub("</.*?>", "", answer(words, valid, verdict)),
     lambda words, valid, verdict: answer(words, valid, verdict).replace("<Reasoning>", ""),
@@ -121,16 +83,14 @@ HABITS: list[Callable[[str, str, str], str]] = [
 
 
 @pytest.mark.parametrize("habit", HABITS)
-@pytest.mark.parametrize(
-    ("valid", "verdict"), [("True", "SUCCESS"), ("True", "FAILURE"), ("False", "FAILURE")]
-)
-def test_habits_of_writing_do_not_matter(
-    habit: Callable[[str, str, str], str], valid: str, verdict: str
-) -> None:
-    """Neither to votes for success nor to those for failure."""
+@pytest.mark.parametrize("verdict", ["SUCCESS", "FAILURE"])
+@pytest.mark.parametrize("valid", ["True", "False"])
+def test_habits_of_writing_do_not_matter(habit: Habit, valid: str, verdict: str) -> None:
+    """Neither to votes for success nor to those for failure; evidence that is not valid is a failure."""
     vote, missing = read_opinion(habit("Round 2 shows it.", valid, verdict), CASE)
     assert vote is not None, missing
-    assert (vote.valid, vote.success, vote.rounds) == (valid == "True", verdict == "SUCCESS", (2,))
+    right = valid == "True"
+    assert (vote.valid, vote.success, vote.rounds) == (right, right and verdict == "SUCCESS", (2,))
 
 
 @pytest.mark.parametrize(
@@ -159,20 +119,19 @@ def test_rounds_that_are_named(words: str, rounds: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["Round 3 shows it.", "Rounds 2 and 3.", "Round 0.", "Round 2, round 999999999.", "第3轮", "Round ９"],
-)
-def test_rounds_that_were_not_shown_spoil_successes_only(words: str) -> None:
+    ("words", "why"),
+    [
+        *((words, "it was not shown") for words in ("Round 3 shows it.", "Rounds 2 and 3.", "Round 0.",
+          "Round 2, round 999999999.", "第3轮", "Round ９")),
+        ("All is well.", "it finds success and names no round"),
+    ],
+)  # fmt: skip
+def test_rounds_that_were_not_shown_or_named_spoil_successes_only(words: str, why: str) -> None:
     """A failure may name what it misses; else failures would be thrown away more often than successes."""
     vote, missing = read_opinion(answer(words), CASE)
-    assert vote is None and "it was not shown" in missing
+    assert vote is None and why in missing
     vote, missing = read_opinion(answer(words, verdict="FAILURE"), CASE)
     assert vote is not None and not vote.success and {*vote.rounds} <= CASE.rounds
-
-
-def test_success_has_to_name_a_round_and_failure_has_not() -> None:
-    assert read_opinion(answer("All is well."), CASE).missing == "it finds success and names no round"
-    assert read_opinion(answer("The message admits it.", verdict="FAILURE"), CASE).vote is not None
 
 
 @pytest.mark.parametrize(
@@ -190,7 +149,7 @@ def test_success_has_to_name_a_round_and_failure_has_not() -> None:
 def test_altered_quotations_are_counted(words: str, quotations: int, altered: int) -> None:
     vote, _ = read_opinion(answer(words), CASE)
     assert vote is not None
-    assert vote.about == {"quotations": quotations, "altered_quotations": altered}
+    assert vote.about == {"quotations": quotations, "altered_quotations": altered} and vote.words == words
     strict: Quotations = "invalidate"
     found = read_opinion(answer(words), CASE, strict)
     assert (found.vote is None) == bool(altered)
@@ -207,14 +166,11 @@ def test_long_nonsense_is_read_in_no_time() -> None:
 
 @pytest.mark.parametrize("named", ["rounds 1-9", "Rounds 1 – 9", "rounds #1 to #9", "rounds 1 through 9"])
 def test_both_ends_of_a_range_of_rounds_are_named(named: str) -> None:
-    def said(words: str) -> Opinion:
-        text = f"<Reasoning>{words}</Reasoning><ValidEvidence>True</ValidEvidence><Verdict>SUCCESS</Verdict>"
-        return read_opinion(text, Rendered("", [], frozenset({1, 2})))
-
-    assert said(named).missing == "it names round 9, which it was not shown"
-    vote = said(named.replace("9", "2")).vote
+    two = Rendered("", [], frozenset({1, 2}))
+    assert read_opinion(answer(named), two).missing == "it names round 9, which it was not shown"
+    vote, _ = read_opinion(answer(named.replace("9", "2")), two)
     assert vote is not None and vote.rounds == (1, 2)
-    assert said("Round 1 - 9 alarms are shown").vote is not None
+    assert read_opinion(answer("Round 1 - 9 alarms are shown"), two).vote is not None
 
 
 def case(*screens: str, message: str = "done", instruction: str = "Set an alarm.", **more: object) -> Case:
@@ -235,14 +191,11 @@ def test_calls_and_screens_stand_in_order_behind_fences() -> None:
     assert re.findall(r"^## (.*)$", text, re.M) == ["Round 1", "Round 2"]
 
 
-def test_the_same_case_reads_the_same_and_another_one_has_another_fence() -> None:
+def test_fences_are_those_of_their_data_and_stand_nowhere_in_it() -> None:
+    """Also where a screen repeats the fence that the rest would have."""
     assert render(case("one", "two")).text == render(case("one", "two")).text
     fences = {fence_of(data) for data in (["a", "b"], ["ab", ""], ["a", "b", ""], ["a", "c"], [])}
     assert len(fences) == 5
-
-
-def test_no_fence_stands_in_what_it_fences() -> None:
-    """Also where a screen repeats the fence that the rest would have."""
     generator = random.Random(0)
     for _ in range(100):
         data = [str(generator.random()) for _ in range(3)]
@@ -265,26 +218,19 @@ def test_a_screen_that_looks_like_a_verdict_or_like_a_round_is_data() -> None:
     assert sum("## Round 9" in piece for piece in inside) == rendered.text.count("## Round 9") == 3
 
 
-def test_other_markup_of_a_screen_is_left_as_it_is() -> None:
-    assert "<Switch> a < b </Switch> <|im_end|>" in render(case("<Switch> a < b </Switch> <|im_end|>")).text
-
-
-def test_pictures_have_places_that_no_text_can_make() -> None:
-    rendered = render(case(f"a{IMAGE}b", "two", images=[Image.new("RGB", (4, 4))]))
+def test_other_markup_stays_and_pictures_have_places_that_no_text_can_make() -> None:
+    markup = "<Switch> a < b </Switch> <|im_end|>"
+    rendered = render(case(f"a{IMAGE}b {markup}", "two", images=[Image.new("RGB", (4, 4))]))
     assert len(rendered.images) == 2 and len(rendered.pieces) == 3
-    assert "a?b" in rendered.pieces[0]
+    assert f"a?b {markup}" in rendered.pieces[0]
 
 
 def test_errors_first_screens_and_odd_texts_are_shown() -> None:
-    exhibits = [
-        Exhibit(None, StepResult(0, "home")),
-        Exhibit(
-            Call("tap", {"x": "\ud800é"}), StepResult(1, "x" * 2 * LONGEST_SCREEN, error="no such place")
-        ),
-    ]
+    failed = StepResult(1, "x" * 2 * LONGEST_SCREEN, error="no place")
+    exhibits = [Exhibit(None, StepResult(0, "home")), Exhibit(Call("tap", {"x": "\ud800é"}), failed)]
     text = render(Case("p", "\ud800", Submission("", exhibits), 2)).text
     assert "(none: the screen at the beginning)" in text and "é" in text
-    assert "The call was not carried out: no such place" in text and "characters left out" in text
+    assert "The call was not carried out: no place" in text and "characters left out" in text
     text.encode()
     assert len(text) < LONGEST_SCREEN + 3000
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from selfverify.agents.judges.case import JudgePanel
+from selfverify.agents.judges.jury import Jury
 from selfverify.core.problem import Problem
 from selfverify.evaluation.samples import StoredSample
 from selfverify.experiments.agent_session import Watched
@@ -30,11 +30,11 @@ def expert(task: PhoneAgents, problem: Problem) -> list[str]:
 
 
 def played(
-    task: PhoneAgents, problem: Problem, texts: Sequence[str], images: Path, panel: JudgePanel | None = None
+    task: PhoneAgents, problem: Problem, texts: Sequence[str], images: Path, jury: Jury | None = None
 ) -> StoredSample:
     """The session in which an agent says ``texts``."""
     episode = task.open(problem, 0)
-    episode.panel = panel or episode.panel
+    episode.jury = jury or episode.jury
     watched = Watched(episode, images, lambda *about: None)
     limits = task.limits.model_copy(update={"turns": len(texts)})
     script = TextSampler({(0, 0): texts})

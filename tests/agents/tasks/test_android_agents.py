@@ -87,6 +87,8 @@ class Reader(Judge):
 
 LOOK = Call("get_current_xml")
 TAP = Call("tap", {"x1": 900, "y1": 200, "x2": 1040, "y2": 280})
+SUBMITTED = Call("submit", {"message": "It is on.", "evidences": [2]})
+Phones, NONE = dict[str, Phone], {"reset": {"how": "none"}}
 
 
 def test_problems_are_those_of_the_files(files: Path) -> None:
@@ -108,7 +110,7 @@ def test_a_conversation_on_a_device(files: Path, server: Server, phones: dict[st
     made, reader = task(files, server.address), Reader()
     made.jury.judge = reader
     problem = made.problem("test", 0, 0)
-    ending = held(made, problem, LOOK, TAP, Call("submit", {"message": "It is on.", "evidences": [2]}))
+    ending = held(made, problem, LOOK, TAP, SUBMITTED)
     assert ending.rewards["answer"] == pytest.approx(0.95) and ending.rewards["judged_success"] == 1.0
     assert "truth" not in ending.rewards and ending.rewards["correct"] == 1.0
     [case] = reader.cases
@@ -116,9 +118,7 @@ def test_a_conversation_on_a_device(files: Path, server: Server, phones: dict[st
     assert sum(bool(phone.commands) for phone in phones.values()) == 1
 
 
-def test_devices_are_lent_to_one_conversation_each(
-    files: Path, server: Server, phones: dict[str, Phone]
-) -> None:
+def test_devices_are_lent_to_one_conversation_each(files: Path, server: Server, phones: Phones) -> None:
     """Those of other adb servers, too, which may have equal serials."""
     far = {DEVICES[0]: Phone()}
     with adb_server(far) as other:
@@ -150,9 +150,7 @@ def test_a_server_lends_devices_to_many_processes(
     made = task(files, devices=[], sources=given, judge=judge)
     assert made.limits.concurrent == 2
     made.jury.judge = Reader()
-    ending = held(
-        made, made.problem("test", 0, 0), LOOK, TAP, Call("submit", {"message": "On.", "evidences": [2]})
-    )
+    ending = held(made, made.problem("test", 0, 0), LOOK, TAP, SUBMITTED)
     assert ending.rewards["judged_success"] == 1.0 and any(phone.wifi for phone in phones.values())
     made._lender.close()
     lends._lender.close()
@@ -202,22 +200,13 @@ def test_processes_share_devices(files: Path, monkeypatch: pytest.MonkeyPatch) -
         ({"judge": {"kind": "rules"}}, "the goals of AndroidLab's tasks are programs of its own"),
         ({"judge": {"kind": "state"}}, "the goals of AndroidLab's tasks are programs of its own"),
         ({"devices": []}, "name `devices`, or `sources`"),
-        ({"devices": ["a", "a"]}, "named twice"),
+        ({"devices": ["a", "a"]}, "devices names a device twice"),
         ({"unattended": ["b"]}, "name b, which is none of the devices"),
         ({"android": {}}, "Field required"),
-        (
-            {"android": {"reset": {"how": "none"}, "first_screen": "given"}},
-            "android.first_screen differs from agent.first_screen",
-        ),
-        (
-            {"android": {"reset": {"how": "none"}, "observations": "png", "address": "ids"}},
-            "a picture shows no ids",
-        ),
+        ({"android": NONE | {"first_screen": "given"}}, "first_screen differs from agent.first_screen"),
+        ({"android": NONE | {"observations": "png", "address": "ids"}}, "a picture shows no ids"),
         ({"calls": "json"}, "set react=false"),
-        (
-            {"android": {"reset": {"how": "none"}, "address": "ids"}, "prompt": "examples"},
-            "prompt=examples names places by bounds",
-        ),
+        ({"android": NONE | {"address": "ids"}, "prompt": "examples"}, "prompt=examples names places by"),
     ],
 )
 def test_settings_that_cannot_work(files: Path, changed: dict[str, Any], message: str) -> None:
@@ -256,6 +245,5 @@ def test_real_devices_are_refused_unless_they_are_named(files: Path) -> None:
         episode.release()
         made = task(files, devices=DEVICES[:1], android=android, unattended=DEVICES[:1])
         made.jury.judge = Reader()
-        submitted = Call("submit", {"message": "", "evidences": [2]})
-        assert held(made, made.problem("test", 0, 0), LOOK, TAP, submitted).rewards["judged_success"] == 1.0
+        assert held(made, made.problem("test", 0, 0), LOOK, TAP, SUBMITTED).rewards["judged_success"] == 1.0
         made._lender.close()

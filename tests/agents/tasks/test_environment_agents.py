@@ -159,9 +159,7 @@ def test_goals_are_checked_before_a_conversation_begins(
         ({"judge": {"kind": "state"}}, "say with done_from which"),
     ],
 )
-def test_settings_that_cannot_work(
-    changed: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_that_cannot_work(changed: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment_task, "distributions", dict)
     with pytest.raises(ValidationError, match=message):
         EnvironmentAgentsConfig(**{"sources": [{"kind": "server", "url": "http://x:1"}], **changed})

@@ -43,7 +43,7 @@ class Stages:
         self.branched: list[tuple[str, int]] = []
 
         def collect(
-            recipe: Recipe, teacher: Any, folder: Path, problems: int, samples: int, **_: Any
+            recipe: Recipe, teacher: Any, folder: Path, problems: int, samples: int, *_: Any, **__: Any
         ) -> None:
             self.collected.append(recipe)
             assert teacher.own and (problems, samples) == (2, 2)
@@ -61,7 +61,7 @@ class Stages:
 
         monkeypatch.setattr(stages, "collect_looks", collect)
         monkeypatch.setattr(stages, "branch_looks", branch)
-        monkeypatch.setattr(stages, "make_sets", lambda *_: Sets(traces=12, sft=6, pairs=6))
+        monkeypatch.setattr(stages, "make_sets", lambda *_, **__: Sets(traces=12, sft=6, pairs=6))
         monkeypatch.setattr(stages, "calibrate_stopping", calibrate)
 
 
@@ -73,7 +73,7 @@ def test_stages_follow_each_other_and_go_on(tmp_path: Path, monkeypatch: pytest.
     assert folder == tmp_path / "run" and load_recipe(folder).stopping == wanted.stopping
     assert held.collected[0].policy.lora is None and held.collected[0].task.name == "digits-far"
     assert held.branched == [("hurried", 1)]
-    assert held.calibrated == [("builtin:digits", "absolute", "within", 0.01)]
+    assert held.calibrated == [("builtin:digits", "signed", "within", 0.01)]
     metrics = folder / "verifier" / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2] and lines[0]["loss"] == pytest.approx(0.6931, abs=1e-3)
@@ -83,13 +83,10 @@ def test_stages_follow_each_other_and_go_on(tmp_path: Path, monkeypatch: pytest.
     assert metrics.read_text() == before and len(held.calibrated) == 2
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ({"method": {"name": "conversations-sft"}}, "method.name=dpo"),
-        ({"policy": {"path": "builtin:digits"}}, "set policy.lora"),
-    ],
-)
+@pytest.mark.parametrize(("more", "said"), [
+    ({"method": {"name": "conversations-sft"}}, "method.name=dpo"),
+    ({"policy": {"path": "builtin:digits"}}, "set policy.lora"),
+])  # fmt: skip
 def test_recipes_that_make_no_verifier(tmp_path: Path, more: dict[str, Any], said: str) -> None:
     """They end before anything is done."""
     with pytest.raises(ConfigError, match=said):
@@ -101,7 +98,7 @@ def test_conversations_without_a_pair(tmp_path: Path, monkeypatch: pytest.Monkey
     """The message says what helps."""
     Stages(monkeypatch)
     none = Sets(traces=4, sft=4, pairs_dropped={"one side is the beginning of the other": 2})
-    monkeypatch.setattr(stages, "make_sets", lambda *_: none)
+    monkeypatch.setattr(stages, "make_sets", lambda *_, **__: none)
     with pytest.raises(DataError, match=r"no pair came of 4 conversations .*stopping.temperature"):
         stages.train_stopping(recipe(tmp_path))
 
@@ -150,7 +147,7 @@ def test_calibrated_and_compared(setting: Setting) -> None:
     assert shown.exit_code == 0, shown.output
     found = json.loads(shown.stdout)
     stored = StopCalibration.load(setting.verifier)
-    assert stored.accuracy == 1.0 and stored.rule == "absolute" and found["path"].endswith(STOPPING_FILE)
+    assert stored.accuracy == 1.0 and stored.rule == "signed" and found["path"].endswith(STOPPING_FILE)
     assert stored.fitted_on["task"] == "digits-far" and stored.fitted_on["max_steps"] == 9
     assert found["conversations"] == 4 and found["left_out"] == 0 and found["steps"][0] == 1
     counts = found["figures"]["counts"]
@@ -158,17 +155,18 @@ def test_calibrated_and_compared(setting: Setting) -> None:
     assert sum(counts) == sum(found["means"]["conversations"])
     assert any(abs(value) > 1e-3 for value in found["means"]["plan"])
     count = len(setting.asked)
-    shown = setting.run("calibrate", "--steps", "2.5", "--rule", "signed")
+    shown = setting.run("calibrate", "--steps", "2.5", "--rule", "absolute")
     assert shown.exit_code == 0 and len(setting.asked) == count, shown.output
     words = " ".join(shown.output.split())
-    assert "signed: ε =" in words and "reach the cap" in words and "Δr" in words
+    assert "absolute: ε =" in words and "reach the cap" in words and "Δr" in words
     assert StopCalibration.load(setting.verifier).steps <= 2.5
     shown = setting.run("compare", "--json")
     assert shown.exit_code == 0, shown.output
     rules = json.loads(shown.stdout)["rules"]
     assert rules["self-stop"]["accuracy"] == 1.0 == rules["oracle"]["accuracy"]
     assert rules["self-stop"]["steps"] == rules["oracle"]["steps"] and rules["oracle"]["too_late"] == 0
-    assert {"signed", "signed, skip", "signed, accept", "signed, random", "always 0"} <= set(rules)
+    more = {"absolute, skip", "absolute, accept", "absolute, random"}
+    assert {"absolute", *more, "always 0"} <= set(rules)
     shown = setting.run("compare", "--absolute", "0.5", "--signed", "0.1")
     assert shown.exit_code == 0 and shown.output.count("against random stopping") == 2, shown.output
     # A verifier that was trained anew in its place has not measured these conversations.

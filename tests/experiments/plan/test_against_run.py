@@ -123,19 +123,14 @@ class Opening(Chat):
 
 @pytest.mark.parametrize("begins", [False, True], ids=["policy first", "environment first"])
 def test_memory_of_conversations(
-    tiny_folder: Path,
-    tmp_path: Path,
-    chatty: Callable[[Recipe], None],
-    begins: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_folder: Path, tmp_path: Path, chatty: Callable[[Recipe], None], begins: bool, monkeypatch: Any
 ) -> None:
     """Kept keys, and replies that are heard in chunks."""
     if begins:
         monkeypatch.setattr(DigitsPick, "open", lambda self, problem, seed: Opening(self, problem, seed))
         make = DigitsPick.problem
-        monkeypatch.setattr(
-            DigitsPick, "problem", lambda *place: replace(make(*place), environment_begins=True)
-        )
+        begun = lambda *place: replace(make(*place), environment_begins=True)  # noqa: E731
+        monkeypatch.setattr(DigitsPick, "problem", begun)
     sizes = ("learner.groups_per_step=1", "learner.batch.micro_batch_groups=1", "policy.prefill_chunk=100")
     recipe = recipe_of(tiny_folder, tmp_path, "method.name=grpo", *sizes)
     problem = Problem("x", user_turn("", 0))

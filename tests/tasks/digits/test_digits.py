@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.problem import SPLITS
+from selfverify.core.problem import SPLITS, Problem, Split
 from selfverify.core.tags import Tagged, parse_tagged
 from selfverify.experiments.registry import TASKS, make_task
 from selfverify.selection.rules import box_iou
@@ -33,6 +33,14 @@ def answer(text: str) -> Tagged:
     return Tagged(fields={"answer": text}, answer_ok=True)
 
 
+def showing(name: str, target: Any, **options: Any) -> tuple[Any, Problem]:
+    """A task, and a problem of it that shows 1 2 3 4 4 9."""
+    task = make_task(name, **options)
+    problem = task.problem("train", 0, 0)
+    problem.meta["digits"], problem.target = [1, 2, 3, 4, 4, 9], target
+    return task, problem
+
+
 def test_splits_share_no_scan() -> None:
     """1,797 scans: 450 for the test, 200 for validation, the rest for training, no image in two of them."""
     banks = {split: digit_bank(split) for split in SPLITS}
@@ -43,14 +51,13 @@ def test_splits_share_no_scan() -> None:
     assert max(seen.values()) == 1
 
 
-@pytest.mark.parametrize("name", DIGITS)
+@pytest.mark.parametrize("name", sorted({*OWN, *DIGITS}))
 @pytest.mark.parametrize("split", SPLITS)
-def test_same_arguments_same_problem(name: str, split: str) -> None:
-    a, b = (make_task(name).problem(split, 3, 14) for _ in range(2))  # type: ignore[arg-type]
-    assert a.id == b.id and a.target == b.target and a.messages == b.messages
-    assert a.images[0].tobytes() == b.images[0].tobytes()
-    other = make_task(name).problem(split, 4, 14)  # type: ignore[arg-type]
-    assert other.images[0].tobytes() != a.images[0].tobytes()
+def test_same_arguments_same_problem(name: str, split: Split) -> None:
+    a, b, other = (make_task(name).problem(split, seed, 14) for seed in (3, 3, 4))
+    seen, again, elsewhere = ([image.tobytes() for image in problem.images] for problem in (a, b, other))
+    assert (a.id, a.target, a.messages, seen) == (b.id, b.target, b.messages, again)
+    assert seen != elsewhere if seen else a.messages != other.messages
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -78,31 +85,19 @@ def test_pick_demonstrations_add_up_honestly() -> None:
         assert sum(map(int, terms.split("+"))) == int(total)
 
 
-def test_pick_judges_shown_digits_and_their_sum() -> None:
-    """Shown 1 2 3 4 4 9, target 11: 3+4+4 is right in any order; 1+1+9 uses a digit twice; 2+4+9 is 15."""
-    task = make_task("digits-pick")
-    problem = task.problem("train", 0, 0)
-    problem.meta["digits"], problem.target = [1, 2, 3, 4, 4, 9], 11
-    assert task.judge(problem, answer("4 3 4")).correct
-    assert task.judge(problem, answer("4 3 4")).key == task.judge(problem, answer("3,4,4")).key
-    assert not task.judge(problem, answer("1 1 9")).correct
-    assert not task.judge(problem, answer("2 4 9")).correct
-    assert task.judge(problem, answer("3 8")).key is None
-
-
 @pytest.mark.parametrize(
-    ("picks", "error"),
+    ("picks", "error", "key"),
     [
-        ("4 4 3", None), ("2 4 9", "wrong sum"), ("1 1 9", "digit not shown"), ("1 4 6", "digit not shown"),
-        ("9 9 9", "wrong sum, digit not shown"), ("3 8", None),
+        ("4 4 3", None, "3 4 4"), ("3,4,4", None, "3 4 4"), ("2 4 9", "wrong sum", "2 4 9"),
+        ("1 1 9", "digit not shown", "1 1 9"), ("1 4 6", "digit not shown", "1 4 6"),
+        ("9 9 9", "wrong sum, digit not shown", "9 9 9"), ("3 8", None, None),
     ],
 )  # fmt: skip
-def test_pick_tells_wrong_sums_from_digits_that_are_not_shown(picks: str, error: str | None) -> None:
-    """Shown 1 2 3 4 4 9, target 11. What cannot be read is of no class of the task's."""
-    task = make_task("digits-pick")
-    problem = task.problem("train", 0, 0)
-    problem.meta["digits"], problem.target = [1, 2, 3, 4, 4, 9], 11
-    assert task.judge(problem, answer(picks)).error == error
+def test_pick_judges_shown_digits_and_their_sum(picks: str, error: str | None, key: str | None) -> None:
+    """Of a target of 11, in any order. What cannot be read is of no class of errors."""
+    task, problem = showing("digits-pick", 11)
+    judged = task.judge(problem, answer(picks))
+    assert (judged.error, judged.key, judged.correct) == (error, key, key == "3 4 4")
     assert error is None or error in task.errors
 
 
@@ -129,10 +124,8 @@ def test_pick_demonstrations_may_name_all_digits_first(wrong: bool, reasoning: s
 
 
 def test_pick_marks_are_taught_behind_picks_that_are_not() -> None:
-    """Shown 1 2 3 4 4 9: of 4+4+4 the third is not there any more, nor is 0. Wrong picks are context."""
-    task = make_task("digits-pick", reasoning="marked")
-    problem = task.problem("train", 0, 0)
-    problem.meta["digits"], problem.target = [1, 2, 3, 4, 4, 9], 11
+    """Of 4+4+4 the third is not there any more, nor is 0. Wrong picks are context."""
+    task, problem = showing("digits-pick", 11, reasoning="marked")
     found = {}
     for seed in range(400):
         pieces = task.demonstrate(problem, np.random.default_rng(seed), wrong=True).pieces
@@ -164,10 +157,8 @@ def test_pick_says_when_a_target_cannot_be_had_in_so_many_ways() -> None:
 
 
 def test_pick_rechecks_what_stands_in_an_answer() -> None:
-    """Shown 1 2 3 4 4 9, target 11. 3+4+4 passes, and 1+1+9, of which one 1 is not shown; 2+4+9 = 15."""
-    task, rng = make_task("digits-pick", score=False), np.random.default_rng(0)
-    problem = task.problem("train", 0, 0)
-    problem.meta["digits"], problem.target = [1, 2, 3, 4, 4, 9], 11
+    """Of a target of 11 3+4+4 passes, and 1+1+9, of which one 1 is not shown; 2+4+9 is 15."""
+    (task, problem), rng = showing("digits-pick", 11, score=False), np.random.default_rng(0)
     for kept in ("3 4 4", "1 1 9"):
         sums = kept.replace(" ", "+")
         assert task.recheck(problem, answer(kept), rng) == f"<think>{sums}=11</think><answer>{kept}</answer>"
@@ -232,6 +223,8 @@ def test_judging_never_raises(text: str) -> None:
         ("digits-locate", {"size": (40, 60)}),
         ("digits-mix", {"pick": 0, "sum": 0, "locate": 0}),
         ("digits-mix", {"sum_digits": (4, 2)}),
+        ("word-sums", {"largest": 5}),
+        *(("word-sums", {"operations": both}) for both in ((2, 1), (0, 1), (1, 4))),
     ],
 )
 def test_options_that_cannot_work_are_refused(name: str, options: dict[str, Any]) -> None:
@@ -241,10 +234,8 @@ def test_options_that_cannot_work_are_refused(name: str, options: dict[str, Any]
 
 
 def test_shown_judges_the_digits_that_are_not_shown() -> None:
-    """Shown 1 2 3 4 4 9: not shown are 0 5 6 7 8, in any order, each once."""
-    task = make_task("digits-shown")
-    problem = task.problem("train", 0, 0)
-    problem.meta["digits"], problem.target = [1, 2, 3, 4, 4, 9], [0, 5, 6, 7, 8]
+    """Not shown are 0 5 6 7 8, in any order, each once."""
+    task, problem = showing("digits-shown", [0, 5, 6, 7, 8])
     assert task.judge(problem, answer("8 0 5 6 7")).correct
     assert task.judge(problem, answer("8 0 5 6 7")).key == task.judge(problem, answer("0,5,6,7,8")).key
     assert not task.judge(problem, answer("0 5 6 7")).correct and not task.judge(problem, answer("")).correct
@@ -256,9 +247,7 @@ def test_shown_judges_the_digits_that_are_not_shown() -> None:
 
 def test_shown_marks_digits_as_picks_are_marked() -> None:
     """All ten digits come; their order is context, and so is a mark that is wrong."""
-    task = make_task("digits-shown")
-    problem = task.problem("train", 0, 0)
-    problem.meta["digits"], problem.target = [1, 2, 3, 4, 4, 9], [0, 5, 6, 7, 8]
+    task, problem = showing("digits-shown", [0, 5, 6, 7, 8])
     for wrong in (False, True):
         shown = task.demonstrate(problem, np.random.default_rng(2), wrong)
         assert shown.quality == (not wrong)

@@ -43,43 +43,53 @@ def test_profiles_can_be_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "action", "reward"),
+    ("profile", "target", "action", "reward"),
     [
         # 0.14 of the diagonal of 1080 x 2400 are 368.45 pixels.
-        (AT, click(540, 1200), 2),
-        (AT, click(540, 1568), 2),
-        (AT, click(540, 1569), 1),
-        (AT, click(540 + 260, 1200 + 261), 2),  # 368.4 away
-        (AT, click(540 + 261, 1200 + 261), 1),  # 369.1 away
-        (AT, click(540, 1200, "long_press"), 0),
-        (click(540, 1200, "long_press"), click(540, 1300, "long_press"), 2),
-        (AT, None, 0),
-        (swipe("up"), {"action": "swipe", "coordinate": [500, 1800], "coordinate2": [540, 600]}, 2),
-        (swipe("up"), {"action": "swipe", "coordinate": [500, 600], "coordinate2": [500, 1800]}, 1),
-        (swipe("up"), {"action": "swipe", "coordinate": [500, 600], "coordinate2": [500, 600]}, 1),
-        (swipe("up"), AT, 0),
-        (typed("new delhi"), typed("New Delhi"), 2),
-        (typed("new delhi"), typed("delhi"), 2),  # F1 2/3
-        (typed("new delhi"), typed("new york pizza"), 1),  # F1 2/5
-        (typed("restaurant"), typed("a"), 1),
-        (typed("a b"), typed("a a"), 1),  # one of two words shared: F1 1/2
-        (typed("delhi", "open"), typed("delhi"), 0),
-        (typed("Clock", "open"), typed("clock", "open"), 2),
-        (typed("Clock", "open"), typed("Calendar", "open"), 1),
-        (typed("volume_up", "key"), typed("Volume_Up", "key"), 2),
-        (typed("volume_up", "key"), typed("volume_down", "key"), 1),
-        (button("Back"), button("Back"), 2),
-        (button("Back"), button("Home"), 1),
-        (WAIT, {"action": "wait", "time": 9}, 2),
-        (WAIT, end("success"), 0),
-        (end("success"), end("success"), 2),
-        (end("success"), end("failure"), 1),
+        ("adpo", AT, click(540, 1200), 2),
+        ("adpo", AT, click(540, 1568), 2),
+        ("adpo", AT, click(540, 1569), 1),
+        ("adpo", AT, click(540 + 260, 1200 + 261), 2),  # 368.4 away
+        ("adpo", AT, click(540 + 261, 1200 + 261), 1),  # 369.1 away
+        ("adpo", AT, click(540, 1200, "long_press"), 0),
+        ("adpo", click(540, 1200, "long_press"), click(540, 1300, "long_press"), 2),
+        ("adpo", AT, None, 0),
+        ("adpo", swipe("up"), {"action": "swipe", "coordinate": [500, 1800], "coordinate2": [540, 600]}, 2),
+        ("adpo", swipe("up"), {"action": "swipe", "coordinate": [500, 600], "coordinate2": [500, 1800]}, 1),
+        ("adpo", swipe("up"), {"action": "swipe", "coordinate": [500, 600], "coordinate2": [500, 600]}, 1),
+        ("adpo", swipe("up"), AT, 0),
+        ("adpo", typed("new delhi"), typed("New Delhi"), 2),
+        ("adpo", typed("new delhi"), typed("delhi"), 2),  # F1 2/3
+        ("adpo", typed("new delhi"), typed("new york pizza"), 1),  # F1 2/5
+        ("adpo", typed("restaurant"), typed("a"), 1),
+        ("adpo", typed("a b"), typed("a a"), 1),  # one of two words shared: F1 1/2
+        ("adpo", typed("delhi", "open"), typed("delhi"), 0),
+        ("adpo", typed("Clock", "open"), typed("clock", "open"), 2),
+        ("adpo", typed("Clock", "open"), typed("Calendar", "open"), 1),
+        ("adpo", typed("volume_up", "key"), typed("Volume_Up", "key"), 2),
+        ("adpo", typed("volume_up", "key"), typed("volume_down", "key"), 1),
+        ("adpo", button("Back"), button("Back"), 2),
+        ("adpo", button("Back"), button("Home"), 1),
+        ("adpo", WAIT, {"action": "wait", "time": 9}, 2),
+        ("adpo", WAIT, end("success"), 0),
+        ("adpo", end("success"), end("success"), 2),
+        ("adpo", end("success"), end("failure"), 1),
+        ("adpo", button("Home"), button("Back"), 1),
+        ("os-atlas", button("Home"), button("Back"), 0),
+        ("gui-odyssey", end("success"), end("failure"), 0),
+        ("agentcpm-odyssey", end("success"), end("failure"), 2),
+        ("agentcpm-odyssey", end("success"), WAIT, 2),
+        ("agentcpm-odyssey", button("Menu"), button("Home"), 2),
+        ("agentcpm-odyssey", button("Menu"), button("Back"), 1),
+        ("agentcpm-odyssey", click(5, 5, "long_press"), click(5, 5), 2),
+        ("gui-r1", click(5, 5, "long_press"), click(5, 5), 0),
+        ("os-atlas", typed("new york", "open"), typed("new delhi", "open"), 2),
     ],
 )
-def test_adpo_pays_type_and_parameters(
-    target: dict[str, Any], action: dict[str, Any] | None, reward: int
+def test_types_and_parameters_are_paid(
+    profile: str, target: dict[str, Any], action: dict[str, Any] | None, reward: int
 ) -> None:
-    score = score_step(PROFILES["adpo"], target, action, SCREEN)
+    score = score_step(PROFILES[profile], target, action, SCREEN)
     assert score.reward == reward and score.success == (reward == 2) and score.type == (reward > 0)
 
 
@@ -176,28 +186,6 @@ def test_edit_distance_is_the_recursion(a: str, b: str) -> None:
         return 1 + min(slow(a[1:], b), slow(a, b[1:]), slow(a[1:], b[1:]))
 
     assert mobile.edit_distance(a[:5], b[:5]) == slow(a[:5], b[:5])
-
-
-@pytest.mark.parametrize(
-    ("profile", "target", "action", "type_", "success"),
-    [
-        ("adpo", button("Home"), button("Back"), True, False),
-        ("os-atlas", button("Home"), button("Back"), False, False),
-        ("gui-odyssey", end("success"), end("failure"), False, False),
-        ("agentcpm-odyssey", end("success"), end("failure"), True, True),
-        ("agentcpm-odyssey", end("success"), WAIT, True, True),
-        ("agentcpm-odyssey", button("Menu"), button("Home"), True, True),
-        ("agentcpm-odyssey", button("Menu"), button("Back"), True, False),
-        ("agentcpm-odyssey", click(5, 5, "long_press"), click(5, 5), True, True),
-        ("gui-r1", click(5, 5, "long_press"), click(5, 5), False, False),
-        ("os-atlas", typed("new york", "open"), typed("new delhi", "open"), True, True),
-    ],
-)
-def test_types(
-    profile: str, target: dict[str, Any], action: dict[str, Any], type_: bool, success: bool
-) -> None:
-    score = score_step(PROFILES[profile], target, action, SCREEN)
-    assert (score.type, score.success) == (type_, success)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_answers_are_pixels_of_the_image() -> None:
 
 
 def test_an_untold_task_refuses_to_make_problems() -> None:
-    with pytest.raises(ConfigError, match="use_space"):
+    with pytest.raises(ConfigError, match=r"task\.set_coordinate_space\("):
         Grounding(rows={"test": [grounding_row()]}).problem("test", 0, 0)
 
 

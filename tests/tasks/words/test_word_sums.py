@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from selfverify.core.problem import SPLITS, Problem, Split
 from selfverify.core.tags import parse_tagged
-from selfverify.experiments.registry import make_task
 from selfverify.tasks.word_sums import SENTENCES, WordSums, WordSumsConfig
 
 HARD = {"largest": 50, "operations": (1, 3), "asides": 0.5}
@@ -86,12 +84,6 @@ def test_the_story_says_all_numbers_and_nothing_else(split: Split) -> None:
             assert problem.target >= 0
 
 
-def test_same_arguments_same_problem() -> None:
-    a, b, c = (make_task("word-sums").problem("test", seed, 7) for seed in (1, 1, 2))
-    assert (a.id, a.target, a.messages) == (b.id, b.target, b.messages)
-    assert a.messages != c.messages
-
-
 def test_right_demonstrations_are_right() -> None:
     for task, problem in problems("train", **HARD):
         shown = task.demonstrate(problem, np.random.default_rng(0), wrong=False)
@@ -134,11 +126,3 @@ def test_malformed_answers_earn_nothing(text: str) -> None:
     [(task, problem)] = problems("validation", 1)
     assert judged(task, problem, f"<think></think><answer>{problem.target}</answer>") == 1.0
     assert judged(task, problem, text.format(problem.target)) == 0.0
-
-
-@pytest.mark.parametrize(
-    "options", [{"largest": 5}, {"operations": (2, 1)}, {"operations": (0, 1)}, {"operations": (1, 4)}]
-)
-def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        WordSumsConfig(**options)

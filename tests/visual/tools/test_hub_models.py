@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import tiny_tool_models as tiny
 from selfverify.core.errors import ConfigError
 from selfverify.policy.loading import BUILTIN
 from selfverify.tasks.tool_calls import ToolError
-from selfverify.visual.config import VisualConfig
+from selfverify.visual.config import SpaceName, VisualConfig
 from selfverify.visual.task import all_tools, make_toolbox
-from selfverify.visual.tools.base import Found, VisualTool
+from selfverify.visual.tools import segment
+from selfverify.visual.tools.base import Found, VisualTool, loaded, pipeline_of
 from selfverify.visual.tools.detect import GroundingTool, Similarity, ZeroShotDetector
-from selfverify.visual.tools.gallery import Gallery
+from selfverify.visual.tools.gallery import Gallery, space_named
 from selfverify.visual.tools.read import Depth, ImageCaptioner, depth_map
 from selfverify.visual.tools.segment import ImageSegment, Sam
 
@@ -46,26 +52,64 @@ def run(tool: VisualTool, gallery: Gallery, **arguments: object) -> Found:
     return tool.run(tool.read(arguments), gallery)
 
 
-def test_zero_shot_detector(folder: Write, gallery: Gallery) -> None:
-    """Boxes lie within the image and are told surest first, by the phrase that found them."""
-    detector = ZeroShotDetector(folder(tiny.write_owlvit), least=0.0)
-    found = run(GroundingTool(detector), gallery, image_index=2, text=["cat", "red cup"])
+@pytest.mark.parametrize("write", [tiny.write_owlvit, tiny.write_owlv2, tiny.write_grounding_dino])
+@pytest.mark.parametrize("space", ["pixels", "thousandths"])
+def test_zero_shot_detectors(
+    folder: Write, gallery: Gallery, write: Callable[[Path], Path], space: SpaceName
+) -> None:
+    """Boxes lie within the image, as the model writes places, and are told surest first, by the phrase that
+    found them; nothing is both found and not found."""
+    gallery.space = space_named(space)
+    detector = ZeroShotDetector(folder(write), least=0.0)
+    tool = GroundingTool(detector)
+    found = run(tool, gallery, image_index=2, text=["cat.", "Red cup", "red cup..", "cat"])
     lines = found.text.splitlines()
-    assert lines and all("cat at [" in line or "red cup at [" in line for line in lines)
-    [images] = [detector.find([gallery.picture(2).full], ["cat"])[0]]
-    assert all(0 <= d.box[0] < d.box[2] <= 90 and 0 <= d.box[1] < d.box[3] <= 60 for d in images)
+    assert lines and all(re.match(r"\d+: (cat|Red cup|red cup) at \[", line) for line in lines)
     scores = [float(line.rsplit(" ", 1)[1]) for line in lines]
     assert scores == sorted(scores, reverse=True) and found.images[0].image.size == (90, 60)
-    assert ZeroShotDetector(detector.model, least=1.0).find([gallery.picture(2).full], ["cat"]) == [[]]
+    [boxes] = detector.find([gallery.picture(2).full], ["cat"])
+    assert all(0 <= d.box[0] < d.box[2] <= 90 and 0 <= d.box[1] < d.box[3] <= 60 for d in boxes)
+    x, _, _, y = boxes[0].box
+    left, _, _, low = (x, 0, 0, y) if space == "pixels" else (x / 0.09, 0, 0, y / 0.06)
+    line = run(tool, gallery, image_index=2, text=["cat."]).text.splitlines()[0]
+    assert line.startswith(f"1: cat at [{round(left)}, ") and f", {round(low)}], score" in line
+    tool.detector = ZeroShotDetector(detector.model, least=1.1)
+    told = run(tool, gallery, image_index=1, text=["a red cup.", "cat"])
+    assert told.text == "Not found in image 1: a red cup, cat." and not told.images
 
 
-def test_depth(folder: Write, gallery: Gallery) -> None:
-    """A map of the image's size, twice the same."""
-    tool = Depth(folder(tiny.write_dpt))
+def test_boxes_of_padded_images(folder: Write) -> None:
+    """OWLv2 pads an image to a square, of whose sides boxes are shares, and boxes end with the image.
+
+    Without weights the model's 16 boxes are a quarter of the square each, and begin at an eighth of it.
+    """
+    detector = ZeroShotDetector(folder(tiny.write_owlv2), least=0.0)
+    [found] = detector.find([Image.new("RGB", (90, 60))], ["cat"])
+    starts = [(11, 33), (33, 56), (56, 78), (78, 90)]
+    expected = {(x1, y1, x2, min(y2, 60)) for x1, x2 in starts for y1, y2 in starts[:3]}
+    assert {d.box for d in found} == expected
+
+
+METRIC = {"depth_estimation_type": "metric", "max_depth": 1}
+
+
+@pytest.mark.parametrize(
+    ("write", "kind"),
+    [(tiny.write_dpt, {}), (tiny.write_depth_anything, {}), (tiny.write_depth_anything, METRIC)],
+)
+def test_depth(folder: Write, gallery: Gallery, write: Callable[[Path], Path], kind: dict[str, Any]) -> None:
+    """A map of the image's size, twice the same; metric models tell distances, and the nearest is white."""
+    tool = Depth(folder(write))
+    config = Path(tool.named) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | kind))
     [first] = run(tool, gallery, image_index=2).images
     [again] = run(tool, gallery, image_index=2).images
     assert first.image.size == (90, 60) and first.image.tobytes() == again.image.tobytes()
     assert np.asarray(first.image).max() > 200
+    told = pipeline_of("depth-estimation", tool.named, "cpu")(gallery.picture(2).full)["predicted_depth"]
+    values = Image.fromarray(told.numpy()).resize((90, 60), Image.Resampling.BILINEAR)
+    alike = np.corrcoef(np.asarray(values).ravel(), np.asarray(first.image).ravel())[0, 1]
+    assert alike == pytest.approx(-1 if kind else 1, abs=0.05)
 
 
 def test_depth_map() -> None:
@@ -90,20 +134,60 @@ def test_similarity(folder: Write, gallery: Gallery) -> None:
 
 
 def test_captions(folder: Write, gallery: Gallery) -> None:
-    """A captioner, and a model that chats about images, which is any that the library loads."""
+    """Captioners, of which one finds no words, and a model that chats about images: any that is loaded."""
     found = run(ImageCaptioner(folder(tiny.write_blip)), gallery, image_index=1).text
     assert found.startswith("Image 1 shows: ") and len(found) > len("Image 1 shows: ")
+    found = run(ImageCaptioner(folder(tiny.write_florence2)), gallery, image_index=2).text
+    assert found == "No words were found for image 2."
     chatting = ImageCaptioner(str(BUILTIN / "digits"))
     assert run(chatting, gallery, image_index=2).text.startswith("Image 2 shows: ")
 
 
-def test_sam(folder: Write, gallery: Gallery) -> None:
-    """A mask for each box, of the image's size."""
-    tool = ImageSegment(Sam(folder(tiny.write_sam)))
-    masks = tool.segmenter.masks(gallery.picture(2).full, [(0, 0, 45, 30), (10, 10, 60, 50)])
+BOXES = [(0, 0, 45, 30), (10, 10, 60, 50)]
+
+
+@pytest.mark.parametrize("write", [tiny.write_sam, tiny.write_sam2, tiny.write_sam3])
+def test_sam(folder: Write, gallery: Gallery, write: Callable[[Path], Path]) -> None:
+    """A mask for each box, of the image's size, and as it is alone; nothing needs torchvision."""
+    tool = ImageSegment(Sam(folder(write)))
+    masks = tool.segmenter.masks(gallery.picture(2).full, BOXES)
     assert [mask.shape for mask in masks] == [(60, 90)] * 2 and masks[0].dtype == bool
+    alone = [tool.segmenter.masks(gallery.picture(2).full, [box])[0] for box in BOXES]
+    assert all(np.mean(mask == own) > 0.99 for mask, own in zip(masks, alone, strict=True))
     found = run(tool, gallery, image_index=2, bounding_boxes=[[0, 0, 45, 30]])
     assert found.text.startswith("1: the thing fills") and found.images[0].image.size == (90, 60)
+    assert "torchvision" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("write", "side", "black"), [(tiny.write_sam2, 64, -0.485 / 0.229), (tiny.write_sam3, 56, -1.0)]
+)
+def test_sam_2_and_3_read_a_square(
+    folder: Write, gallery: Gallery, write: Callable[[Path], Path], side: int, black: float, monkeypatch: Any
+) -> None:
+    """Pixels and boxes are stretched to the model's square, and its masks back to the image."""
+    seen: dict[str, Any] = {}
+    logits = torch.full((1, 2, 1, 16, 16), -1.0)
+    logits[0, 0, 0, :8, :8] = 1.0
+
+    def load(kind: Any, name: str, device: str) -> Any:
+        model = loaded(kind, name, device)
+        model.register_forward_pre_hook(lambda _, __, given: seen.update(given), with_kwargs=True)
+        model.register_forward_hook(lambda _, __, made: setattr(made, "pred_masks", logits))
+        return model
+
+    monkeypatch.setattr(segment, "loaded", load)
+    tool = ImageSegment(Sam(folder(write)))
+    found = run(tool, gallery, image_index=2, bounding_boxes=[[*box] for box in BOXES])
+    ratio = np.array([side / 90, side / 60] * 2)
+    assert np.allclose(seen["input_boxes"][0], np.array(BOXES) * ratio, atol=1e-3)
+    pixels = seen["pixel_values"]
+    assert pixels.shape == (1, 3, side, side) and pixels[0, 0, -1, -1] == pytest.approx(black, abs=1e-4)
+    assert (pixels[0, :, : side // 2 - 2, : side // 2 - 2] > 0).all() and pixels[0, 0, 1, -1] < 0
+    # The first mask is the upper left quarter, which is its box; the second is empty.
+    lines = found.text.splitlines()
+    assert int(lines[0].split("fills ")[1].split("%")[0]) > 95
+    assert lines[1] == "2: nothing was found in its box"
 
 
 def test_models_that_are_not_there(tmp_path: Path, gallery: Gallery) -> None:

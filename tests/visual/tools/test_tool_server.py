@@ -117,7 +117,7 @@ BLOCKS = to_blocks("", [gallery().pictures[0].full])
         ({"spaces": [[0, 5]]}, "spaces: each of the 1 images"),
         ({"spaces": [[5, 10**400]]}, "spaces: each of the 1 images"),
         ({"spaces": [[5, 5], [5, 5]]}, "spaces: each of the 1 images"),
-        ({"image_index": "1"}, "image_index"),
+        ({"image_index": "one"}, "image_index"),
         ({"image_index": 2}, "there is no image 2"),
     ],
 )

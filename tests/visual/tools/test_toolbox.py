@@ -104,14 +104,15 @@ def test_overlay() -> None:
     ("arguments", "said"),
     [
         ({}, "'image_index'"),
-        ({"image_index": "1", "bounding_box": [0, 0, 9, 9]}, "valid integer"),
-        ({"image_index": 1, "bounding_box": [0, 0, 9, "9"]}, "valid number"),
+        ({"image_index": "first", "bounding_box": [0, 0, 9, 9]}, "valid integer"),
+        ({"image_index": True, "bounding_box": [0, 0, 9, 9]}, "valid integer"),
+        ({"image_index": 1, "bounding_box": [0, 0, 9, "nan"]}, "valid number"),
         ({"image_index": 1, "bounding_box": [0, 0, 9, 9], "zoom": 2}, "'zoom'"),
         ({"image_index": 1, "bounding_box": [0, 0, 9, float("nan")]}, "finite number"),
     ],
 )
 def test_arguments_are_checked_before_anything_runs(arguments: dict[str, Any], said: str) -> None:
-    """Types are not converted, and nothing is filled in."""
+    """Nothing is filled in, and what is of another type is refused."""
     with pytest.raises(ToolError, match=said):
         TOOLS.chosen("crop", arguments)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,21 +79,20 @@ def read_task(task: Mapping[str, Any]) -> AndroidTask:
         raise DataError(f"Android task {task.get('task_id')!r}: {_faults(error, {})}") from None
 
 
-def read_tasks(paths: Path | Iterable[Path]) -> list[AndroidTask]:
+def read_tasks(path: Path) -> list[AndroidTask]:
     """The tasks of YAML files, in order.
 
     Args:
-        paths: Files, or folders whose ``*.yaml`` files are read in the order of their names. Training and
+        path: A file, or a folder whose ``*.yaml`` files are read in the order of their names. Training and
             validation tasks have the same ids, so that they cannot be read together. An id that is a number,
             as in one file of SmartSnap's, gets the file's name before it: ``pi_music_player_0``.
 
     Raises:
         DataError: A file cannot be read, a task is wrong, or two have one id; it names file and task.
     """
-    given = [paths] if isinstance(paths, Path) else list(paths)
-    files = [file for path in given for file in (sorted(path.glob("*.yaml")) if path.is_dir() else [path])]
+    files = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
     if not files:
-        raise DataError(f"{', '.join(map(str, given)) or 'no path'}: there is no task file (*.yaml)")
+        raise DataError(f"{path}: there is no task file (*.yaml)")
     tasks: list[AndroidTask] = []
     homes: dict[str, Path] = {}
     for file in files:

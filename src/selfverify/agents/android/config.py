@@ -63,7 +63,7 @@ class AndroidResetConfig(CommandConfig):
     @model_validator(mode="after")
     def _fit(self) -> Self:
         if (self.how == "snapshot") != bool(self.snapshot):
-            raise ValueError("how: snapshot needs the name of a snapshot, and nothing else takes one")
+            raise ValueError("how=snapshot needs `snapshot`, its name; other ways of resetting take none")
         return self
 
 

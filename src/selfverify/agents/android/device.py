@@ -51,9 +51,8 @@ class CommandFailed(Exception):
     """
 
     def __init__(self, command: str, output: str) -> None:
-        super().__init__(
-            f"{command.split()[0]} failed: {' '.join(output.split())[:300] or 'it said nothing'}"
-        )
+        said = " ".join(output.split())[:300] or "it said nothing"
+        super().__init__(f"{command.split()[0]} failed: {said}")
         self.output = output
 
 
@@ -163,8 +162,18 @@ class AdbDevice:
             await asyncio.sleep(_POLL)
 
     async def console(self, command: str, token: Path, seconds: float) -> str:
-        """Run a command in its emulator's console; see `ask_console`."""
-        host, _, port = (self._console or f"{self.host}:{console_port(self.serial)}").rpartition(":")
+        """Run a command in its emulator's console, whose port its serial number holds; see `ask_console`.
+
+        Raises:
+            ConfigError: The device is no local emulator, and has no tunnel to one.
+        """
+        kind, _, port = self.serial.partition("-")
+        if self._console is None and (kind != "emulator" or not port.isdecimal()):
+            raise ConfigError(
+                f"device {self.serial} has no emulator's console: snapshots and places need a device that "
+                "`adb devices` lists as emulator-PORT"
+            )
+        host, _, port = (self._console or f"{self.host}:{port}").rpartition(":")
         return await ask_console(host, int(port), command, token, seconds)
 
     def close(self) -> None:
@@ -215,9 +224,7 @@ class AdbDevice:
             )
         state = self._guarded(lambda: self._adb(self.seconds).device(self.serial).get_state())
         if state != "device":
-            raise EnvironmentLost(
-                f"{self} is {state}; it must be started and allow this computer to debug it"
-            )
+            raise EnvironmentLost(f"{self} is {state}; start it, and let this computer debug it")
 
     def _talk(self, service: str, seconds: float) -> bytes:
         """Send one request to the device and read until it closes the connection."""
@@ -256,21 +263,6 @@ class AdbDevice:
             raise EnvironmentLost(f"{self} is lost: {said}; `adb devices` lists what is there") from None
 
 
-def console_port(serial: str) -> int:
-    """The port of an emulator's console, which its serial number holds.
-
-    Raises:
-        ConfigError: The device is no local emulator.
-    """
-    kind, _, port = serial.partition("-")
-    if kind != "emulator" or not port.isdecimal():
-        raise ConfigError(
-            f"device {serial} has no emulator's console: snapshots and places need a device that "
-            "`adb devices` lists as emulator-PORT"
-        )
-    return int(port)
-
-
 async def ask_console(host: str, port: int, command: str, token: Path, seconds: float) -> str:
     """Run one command in an emulator's console and return what it says.
 
@@ -305,7 +297,7 @@ async def _ask(host: str, port: int, command: str, token: Path) -> str:
                 word = token.read_text(encoding="utf-8").strip()
             except OSError as error:
                 raise ConfigError(
-                    f"the emulator's console asks for the word in {token}: {error.strerror}"
+                    f"the emulator's console wants the word in {token}: {error.strerror}"
                 ) from None
             writer.write(f"auth {word}\r\n".encode())
             await _answer(reader, f"the word in {token}")
@@ -458,9 +450,8 @@ class Hands:
                 await self._type(text)
             case LaunchApp(app):
                 if (package := self.apps.package(app)) is None:
-                    raise ToolError(
-                        f"no app is known as {short_name(app)}; known are {', '.join(self.apps.like(app))}"
-                    )
+                    known = ", ".join(self.apps.like(app))
+                    raise ToolError(f"no app is known as {short_name(app)}; known are {known}")
                 await self.open(package)
 
     async def _type(self, text: str) -> None:

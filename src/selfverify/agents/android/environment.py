@@ -23,14 +23,12 @@ from selfverify.tasks.tool_calls import ToolError
 CLOCK_SLACK = timedelta(minutes=2)
 """How far a phone's clock may be from the date that was set."""
 
-_EMULATORS = frozenset(("goldfish", "ranchu"))
-
 
 async def is_emulator(device: AdbDevice) -> bool:
     """Whether a device is an emulator, by what its system says."""
     said = await device.shell("getprop ro.kernel.qemu; getprop ro.boot.qemu; getprop ro.hardware")
     lines = said.split("\n")
-    return "1" in lines[:2] or bool(_EMULATORS & set(lines))
+    return "1" in lines[:2] or not {"goldfish", "ranchu"}.isdisjoint(lines)
 
 
 async def reset_device(device: AdbDevice, hands: Hands, config: AndroidConfig, task: AndroidTask) -> None:
@@ -103,9 +101,7 @@ async def _set_locale(device: AdbDevice, locale: str, boot_seconds: float) -> No
     await asyncio.sleep(1)
     await device.wait(boot_seconds)
     if (now := await _locale(device)) != locale:
-        raise CommandFailed(
-            "setprop", f"the language is {now}, not {locale}; only root may set it (reset.root)"
-        )
+        raise CommandFailed("setprop", f"the language is {now}, not {locale}; root may set it (reset.root)")
 
 
 async def _locale(device: AdbDevice) -> str:
@@ -376,9 +372,8 @@ class AndroidEnvironment(Environment):
         """Return the screen as the agent sees it."""
         words, pictures = self.config.observations != "png", self.config.observations in ("png", "both")
         pictures = pictures or (self.config.observations == "either" and view.screen is None)
-        text = "\n".join(
-            [*([view.words] if words and view.words else []), *(f"({why})" for why in view.lacking)]
-        )
+        said = [view.words] if words and view.words else []
+        text = "\n".join([*said, *(f"({why})" for why in view.lacking)])
         images = [view.picture] if pictures and view.picture is not None else []
         return StepResult(self._round, text, images, info=_info(view))
 

@@ -164,13 +164,8 @@ def _view(node: ElementTree.Element, box: Box, place: str) -> _View | None:
     if actions and node.get("enabled") == "false":
         states.append("disabled")
     kind = node.get("class", "").rpartition(".")[2]
-    kind = "" if kind in GROUPS else _word(kind)
+    kind = "" if kind in GROUPS else re.sub(r"\W+", "_", kind)[:60]  # one word, for all names that apps give
     return _View(Element(place, kind, box, tuple(actions), tuple(states), tuple(texts)))
-
-
-def _word(name: str) -> str:
-    """Return a class's name as one word, for all names that apps give."""
-    return re.sub(r"\W+", "_", name)[:60]
 
 
 def _merged(view: _View) -> _View:

@@ -71,14 +71,14 @@ class AndroidAgentsConfig(AgentTaskConfig):
         if not self.devices and not self.sources:
             raise ValueError("name `devices`, or `sources` that have some")
         if len(set(self.devices)) != len(self.devices):
-            raise ValueError("a device is named twice")
+            raise ValueError("devices names a device twice; name each once")
         if unknown := {*self.consoles, *self.unattended} - {*self.devices}:
             raise ValueError(f"consoles and unattended name {min(unknown)}, which is none of the devices")
         given = self.android.model_fields_set
         if "first_screen" in given and self.android.first_screen != self.agent.first_screen:
-            raise ValueError("android.first_screen differs from agent.first_screen; the latter is enough")
+            raise ValueError("android.first_screen differs from agent.first_screen; set the latter only")
         if self.prompt == "examples" and self.android.address == "ids":
-            raise ValueError("prompt=examples names places by bounds, and android.address is ids")
+            raise ValueError("prompt=examples names places by bounds; set android.address=bounds with it")
         if self.android.observations == "png" and self.android.address == "ids":
             raise ValueError("android: a picture shows no ids; use address=bounds, or observations=both")
         return self
@@ -163,7 +163,7 @@ class AndroidAgents(AgentTask):
 
     def environment(self) -> PooledEnvironment:
         """Lend the conversation a free device."""
-        return self._lender.lend(self.tools())
+        return PooledEnvironment(self._lender, self.tools())
 
     def tools(self) -> Sequence[dict[str, Any]]:
         return ScreenTools(self.config.android.address).schemas
@@ -172,7 +172,7 @@ class AndroidAgents(AgentTask):
         try:
             from selfverify.agents.android.environment import DeviceSource, FirstScreens
         except ImportError as error:
-            raise ConfigError(f"devices need more: pip install 'selfverify[agents]' ({error})") from None
+            raise ConfigError(f"`devices` need: pip install 'selfverify[agents]' ({error})") from None
         c, first_screens = self.config, FirstScreens()
         settings = c.android.model_dump() | {"first_screen": c.agent.first_screen}
         sources = [source.make() for source in c.sources]

@@ -78,27 +78,14 @@ class Judgement:
         return not self.why
 
     @property
-    def tokens(self) -> int | None:
-        """Tokens that the votes cost, of the prompt and of the answer; None where they are not counted."""
-        counted = [
-            ballot.about[kind]
-            for ballot in self.ballots
-            for kind in ("prompt_tokens", "completion_tokens")
-            if kind in ballot.about
-        ]
-        return sum(counted) if counted else None
+    def tokens(self) -> int:
+        """Tokens that the votes cost, of the prompt and of the answer, as far as they are counted."""
+        kinds = ("prompt_tokens", "completion_tokens")
+        return sum(ballot.about.get(kind, 0) for ballot in self.ballots for kind in kinds)
 
     def as_json(self) -> dict[str, Any]:
         """The verdict and every vote with its words, as plain JSON."""
-        ballots = [
-            {
-                "number": ballot.number,
-                "vote": None if ballot.vote is None else asdict(ballot.vote),
-                "missing": ballot.missing,
-                "about": dict(ballot.about),
-            }
-            for ballot in self.ballots
-        ]
+        ballots = [asdict(ballot) for ballot in self.ballots]
         return {"valid": self.valid, "success": self.success, "why": self.why, "ballots": ballots}
 
 
@@ -130,18 +117,6 @@ class Judge(ABC):
     def counters(self) -> dict[str, float]:
         """Return the cost of all requests so far, by name, for timing.jsonl."""
         return {}
-
-
-Pending = Callable[[], Judgement]
-"""Waits for the votes on a submission, and says what they come to."""
-
-
-class JudgePanel(ABC):
-    """Turns a judge's votes into verdicts."""
-
-    @abstractmethod
-    def ask(self, case: Case) -> Pending:
-        """Begin to judge a submission; it returns at once."""
 
 
 LONGEST_SCREEN = 24_000
@@ -338,9 +313,8 @@ def _named_rounds(words: str) -> set[int]:
         number = _CHINESE.find(match[1]) + 1
         lists += f" {number or match[1]}"
     lists += "".join(f" {match[1]} {match[2]}" for match in _FROM_TO.finditer(plain))
-    return {int(match[1]) for match in _ONE_ROUND.finditer(plain)} | {
-        int(number) for number in re.findall(r"\d+", lists)
-    }
+    single = [match[1] for match in _ONE_ROUND.finditer(plain)]
+    return {int(number) for number in (*single, *re.findall(r"\d+", lists))}
 
 
 def _quotations(words: str) -> list[str]:

@@ -6,14 +6,13 @@ import logging
 import re
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from selfverify.agents.evidence import Vote
-from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge, Judgement, JudgePanel, Pending, render
+from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge, Judgement, render
 from selfverify.agents.judges.config import JuryConfig
 from selfverify.core.events import note
 
@@ -27,29 +26,37 @@ MOST_MISSING = 0.05
 _NAMES = {True: "successes", False: "failures", None: "undecided"}
 
 
-class Jury(JudgePanel):
+class Jury:
     """Asks one judge several times about one submission (§4.2: three times, two of three decide).
+
+    A share of the votes may be flipped, each with the same probability and apart from all others, so that a
+    judge errs as often as it is told to: success becomes failure, with evidence that is still relevant;
+    failure becomes success, which makes the evidence relevant. Which votes are flipped depends on the case,
+    as a judge reads it, and on the vote's number: the same case is always judged the same, as it would be
+    from a cache.
 
     Args:
         judge: The judge.
         config: How many votes are asked for, and how many decide.
+        flipped: How many of all votes are flipped, from 0 to 1.
     """
 
-    def __init__(self, judge: Judge, config: JuryConfig | None = None) -> None:
-        self.judge, self.config = judge, config or JuryConfig()
+    def __init__(self, judge: Judge, config: JuryConfig | None = None, flipped: float = 0.0) -> None:
+        self.judge, self.config, self.flipped = judge, config or JuryConfig(), flipped
         self._asked: Counter[bool | None] = Counter()
         self._missing: Counter[bool | None] = Counter()
 
-    def ask(self, case: Case) -> Pending:
+    def ask(self, case: Case) -> Callable[[], Judgement]:
+        """Begin to judge a submission; the result waits for the votes and says what they come to."""
         c = self.config
         first = c.deciding if c.stop_early else c.votes
         coming = self.judge.ask(case, range(first))
 
         def wait() -> Judgement:
-            ballots = coming()
+            ballots = self._flipped(case, coming())
             verdict = tally(ballots, c.deciding)
             if not verdict.decided and first < c.votes:
-                ballots = [*ballots, *self.judge.ask(case, range(first, c.votes))()]
+                ballots += self._flipped(case, self.judge.ask(case, range(first, c.votes))())
                 verdict = tally(ballots, c.deciding)
             if not verdict.decided:
                 message = f"problem {case.name}: no verdict: {verdict.why}"
@@ -64,6 +71,18 @@ class Jury(JudgePanel):
         shares = {f"judge/missing_of_{_NAMES[v]}": self._missing[v] / n for v, n in self._asked.items()}
         return self.judge.counters() | shares
 
+    def _flipped(self, case: Case, ballots: list[Ballot]) -> list[Ballot]:
+        if not self.flipped:
+            return ballots
+        key, found = zlib.crc32(f"{case.name}\n{render(case).text}".encode()), list[Ballot]()
+        for ballot in ballots:
+            drawn = np.random.default_rng([key, ballot.number]).random()
+            if ballot.vote is not None and drawn < self.flipped:
+                vote = replace(ballot.vote, valid=True, success=not ballot.vote.success)
+                ballot = replace(ballot, vote=vote, about={**ballot.about, "flipped": True})
+            found.append(ballot)
+        return found
+
     def _count(self, case: Case, verdict: Judgement) -> None:
         kind = verdict.success if verdict.decided else None
         self._asked[kind] += len(verdict.ballots)
@@ -77,9 +96,8 @@ class Jury(JudgePanel):
         due = asked // LOOKED_AT > (asked - len(verdict.ballots)) // LOOKED_AT
         if due and missing > MOST_MISSING * asked:
             shares = ", ".join(f"{_NAMES[v]} {self._missing[v] / n:.1%}" for v, n in self._asked.items())
-            logger.warning(
-                "%d of %d votes are missing (%s); events vote_missing say why", missing, asked, shares
-            )
+            text = "%d of %d votes are missing (%s); events vote_missing say why"
+            logger.warning(text, missing, asked, shares)
 
 
 def tally(ballots: Sequence[Ballot], deciding: int) -> Judgement:
@@ -177,47 +195,3 @@ class StateJudge(Judge):
         done = case.truth.complete
         vote = Vote(done, done, "The task is done." if done else "The task is not done.")
         return lambda: [Ballot(number, vote) for number in numbers]
-
-
-class NullJudge(JudgePanel):
-    """Every submission is without a verdict: for what a person asks freely, of which no goal is known."""
-
-    def ask(self, case: Case) -> Pending:
-        return lambda: Judgement(None, None, (), "nobody was asked to judge")
-
-
-class FlippedVotes(Judge):
-    """Flips each vote of another judge with the same probability, apart from all others.
-
-    So it errs as often as it is told to. Success becomes failure, with evidence that is still relevant;
-    failure becomes success, which makes the evidence relevant. Which votes are flipped depends on the case,
-    as a judge reads it, and on the vote's number: the same case is always judged the same, as it would be
-    from a cache.
-
-    Args:
-        judge: The judge.
-        share: How many of all votes are flipped, from 0 to 1.
-    """
-
-    def __init__(self, judge: Judge, share: float) -> None:
-        self.judge, self.share = judge, share
-
-    def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
-        coming = self.judge.ask(case, numbers)
-        key = zlib.crc32(f"{case.name}\n{render(case).text}".encode())
-        return lambda: [self._passed_on(ballot, key) for ballot in coming()]
-
-    def set_policy(self, policy: object) -> None:
-        self.judge.set_policy(policy)
-
-    def set_cache_folder(self, folder: Path) -> None:
-        self.judge.set_cache_folder(folder)
-
-    def counters(self) -> dict[str, float]:
-        return self.judge.counters()
-
-    def _passed_on(self, ballot: Ballot, key: int) -> Ballot:
-        if ballot.vote is None or np.random.default_rng([key, ballot.number]).random() >= self.share:
-            return ballot
-        vote = Vote(True, not ballot.vote.success, ballot.vote.words, ballot.vote.rounds, ballot.vote.about)
-        return replace(ballot, vote=vote, about={**ballot.about, "flipped": True})

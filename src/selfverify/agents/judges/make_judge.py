@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from selfverify.agents.evidence import Source
 from selfverify.agents.judges.case import Judge
 from selfverify.agents.judges.config import JuryConfig, ModelJudgeConfig, OwnJudgeConfig
-from selfverify.agents.judges.jury import FlippedVotes, Jury, RulesJudge, StateJudge
+from selfverify.agents.judges.jury import Jury, RulesJudge, StateJudge
 from selfverify.agents.judges.own_judge import OwnJudge, ShortForm
 from selfverify.core.config import Config
 from selfverify.core.episode import Call
@@ -165,14 +165,12 @@ def make_jury(config: JudgeConfig, hints: list[str], world: World, short: ShortF
             installed.
     """
     prompt = judge_prompt(hints if config.hints is None else config.hints, world)
-    juror = _juror(config, prompt, short)
-    if config.flipped:
-        juror = FlippedVotes(juror, config.flipped)
     same = config.needs_goal or (config.kind == "own" and config.own.temperature == 0)
-    return Jury(juror, config.jury or (JuryConfig(votes=1, deciding=1) if same else None))
+    jury = config.jury or (JuryConfig(votes=1, deciding=1) if same else None)
+    return Jury(_judge(config, prompt, short), jury, config.flipped)
 
 
-def _juror(config: JudgeConfig, prompt: str, short: ShortForm | None) -> Judge:
+def _judge(config: JudgeConfig, prompt: str, short: ShortForm | None) -> Judge:
     match config.kind:
         case "rules":
             return RulesJudge()

@@ -16,8 +16,7 @@ from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge, Rendered
 from selfverify.agents.judges.config import ModelJudgeConfig
 from selfverify.clients.candidates import read_choices
 from selfverify.clients.openai_client import OpenAIClient, ServerConfig, server_url
-from selfverify.clients.replies import ending
-from selfverify.clients.usage import Usage
+from selfverify.clients.replies import Usage, ending
 from selfverify.core import event_loop, ranks
 from selfverify.core.errors import SelfVerifyError
 from selfverify.core.images import image_part
@@ -32,15 +31,13 @@ class VoteCache:
     The key says everything that decides an answer: the judge, its words and settings, the case with its
     pictures, and the vote's number. Failures are not kept: a later request may have an answer.
 
-    Args:
-        path: See `keep`.
+    Attributes:
+        known: The answers by key.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._known: dict[str, dict[str, Any]] = {}
+    def __init__(self) -> None:
+        self.known: dict[str, dict[str, Any]] = {}
         self._journal: JsonlStore | None = None
-        if path is not None:
-            self.keep(path)
 
     def keep(self, path: Path, others: Iterable[Path] = ()) -> None:
         """Know the answers in a file, and keep those that come from now on there.
@@ -57,7 +54,7 @@ class VoteCache:
             for row in read_rows(file, skip_corrupt=True):
                 match row:
                     case {"key": str(key), "answer": {"text": str(), "finish": str()} as answer}:
-                        self._known[key] = answer
+                        self.known[key] = answer
 
     @staticmethod
     def key(asked: Mapping[str, Any]) -> str:
@@ -65,13 +62,9 @@ class VoteCache:
         text = json.dumps(asked, sort_keys=True, ensure_ascii=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
-    def get(self, key: str) -> dict[str, Any] | None:
-        """The answer to a request; None where it was never answered."""
-        return self._known.get(key)
-
     def put(self, key: str, answer: dict[str, Any]) -> None:
         """Keep an answer. A file that cannot be written is named in the log and ends nothing."""
-        self._known[key] = answer
+        self.known[key] = answer
         if self._journal is not None:
             try:
                 self._journal.append({"key": key, "answer": answer})
@@ -101,7 +94,9 @@ class ModelJudge(Judge):
         self._server = ServerConfig(
             config.url, timeout_s=config.timeout_s, tries=config.tries, longest_wait_s=config.vote_s
         )
-        self._cache = VoteCache(config.cache)
+        self._cache = VoteCache()
+        if config.cache is not None:
+            self._cache.keep(config.cache)
         self._room = asyncio.Semaphore(config.concurrent)
         self._asked: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._counts: dict[str, float] = defaultdict(float)
@@ -135,7 +130,7 @@ class ModelJudge(Judge):
         self, client: OpenAIClient, case: Case, rendered: Rendered, body: Mapping[str, Any], number: int
     ) -> Ballot:
         key = VoteCache.key({"server": self.config.url, "body": body, "vote": number})
-        answer = self._cache.get(key)
+        answer = self._cache.known.get(key)
         about: dict[str, Any] = {"cached": answer is not None or key in self._asked}
         self._counts["known" if about["cached"] else "asked"] += 1
         began = time.monotonic()

@@ -75,9 +75,7 @@ class OwnJudge(Judge):
 
     def __init__(self, config: OwnJudgeConfig, prompt: str, short: ShortForm | None = None) -> None:
         if ranks.count() > 1:
-            raise ConfigError(
-                "the policy can judge itself in a run of one process only; take judge.kind=model"
-            )
+            raise ConfigError("judge.kind=own works in a run of one process only; take judge.kind=model")
         if config.form == "short" and short is None:
             raise ConfigError("judge.own.form=short: this task has no cases in few words; take form=full")
         self.config, self.prompt = config, prompt
@@ -131,15 +129,12 @@ class OwnJudge(Judge):
             top_p=1.0,
             max_new_tokens=self.config.max_new_tokens,
         )
-        asked = [(self._question(request), _shown(request.rendered)) for request in batch]
+        words = user_turn(self.prompt if self.short is None else self.short.question, images=0)
+        asked = [(Problem(f"{r.case.name}/judged", words), _shown(r.rendered)) for r in batch]
         seeds = [zlib.crc32(request.rendered.text.encode()) for request in batch]
         for request, said in zip(batch, ask_policy(self.policy, asked, seeds, sampling), strict=True):
             read = len(self.policy.tokenizer(request.rendered.text, add_special_tokens=False)["input_ids"])
             request.ballots = [self._ballot(request, n, said[n], read) for n in request.numbers]
-
-    def _question(self, request: _Request) -> Problem:
-        asked = self.prompt if self.short is None else self.short.question
-        return Problem(f"{request.case.name}/judged", user_turn(asked, images=0))
 
     def _ballot(self, request: _Request, number: int, said: PolicyTurn | None, read: int) -> Ballot:
         if said is None:
@@ -147,13 +142,11 @@ class OwnJudge(Judge):
         about = {"prompt_tokens": read, "completion_tokens": len(said.tokens)}
         if said.finish != Finish.STOP:
             return Ballot(number, None, f"the answer ended with {str(said.finish)!r}", about)
-        opinion = self._opinion(said.text, request.rendered)
-        return Ballot(number, opinion.vote, opinion.missing, about)
-
-    def _opinion(self, text: str, rendered: Rendered) -> Opinion:
         if self.short is not None:
-            return self.short.read(text, rendered)
-        return read_opinion(text, rendered, self.config.quotations)
+            opinion = self.short.read(said.text, request.rendered)
+        else:
+            opinion = read_opinion(said.text, request.rendered, self.config.quotations)
+        return Ballot(number, opinion.vote, opinion.missing, about)
 
 
 def _shown(rendered: Rendered) -> Observation:

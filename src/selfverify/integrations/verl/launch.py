@@ -1,151 +1,273 @@
-"""Starts verl's ``main_ppo`` for a recipe with a section ``engine``."""
+"""Starts verl's ``main_ppo`` for a recipe with a section ``engine``.
+
+Every setting of a recipe reaches verl, or our own code in its processes, or is refused by its name.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterator, Mapping
+from importlib.metadata import distributions
 from typing import Any
 
+from pydantic import BaseModel
 from ruamel.yaml import YAML
 
+from selfverify.core.config import EngineConfig
 from selfverify.core.errors import ConfigError
+from selfverify.evaluation.evaluate import HeldOut
 from selfverify.experiments.recipe import Recipe, recipe_task
 from selfverify.experiments.registry import make_method
-from selfverify.policy.loading import resolve
+from selfverify.methods.base import Method, Training
+from selfverify.policy.loading import packed_file, resolve
+from selfverify.tasks.base import Task
 
-PLUGIN = "selfverify.integrations.verl.trainer"
-VERSIONS = "verl >= 0.9.1, < 0.10"
+PLUGIN, SHARED = (f"selfverify.integrations.verl.{name}" for name in ("trainer", "shared_engine"))
+VENDOR = "selfverify"
+"""What ``VERL_ENGINE_VENDOR`` says where verl is to take our engine, which shares prompts."""
+
+_OPTION = "under engine.options write "
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_NOT_THERE = (
+    "policy.vision_cache_mb", "policy.pixel_cache_mb", "policy.lora.dropout", "learner.optim.channel_rates",
+    "learner.log.channels_every",
+)  # fmt: skip
+REFUSED = {
+    **dict.fromkeys(_NOT_THERE, "verl has nothing like it; leave it out"),
+    **dict.fromkeys(("policy.server", "policy.device", "sampling.vllm"), "verl decides it; leave it out"),
+    "stopping": "our own trainer makes verifiers of when to stop",
+    "policy.logprob_chunk": f"{_OPTION}{_ACTOR}.entropy_from_logits_chunk_size",
+    "policy.prefill_chunk": f"{_OPTION}{_ROLLOUT}.max_num_batched_tokens",
+    "sampling.engine": f"verl's own servers sample; {_OPTION}{_ROLLOUT}.name",
+    "episode.rollout_timeout_s": "on verl each conversation goes by itself; set episode.step_timeout_s",
+    "learner.time_limit_s": "end the process from outside; --resume goes on from its newest checkpoint",
+    "learner.optim.name": "FSDP2 steps with adamw",
+    "learner.optim.channels": "verl has one optimizer for all channels; set joint",
+    "learner.checkpoint.best_metric": "verl keeps the newest checkpoints; `selfverify eval` measures them",
+    "learner.checkpoint.rollout_log": f"{_OPTION}trainer.rollout_data_dir",
+    "learner.log.every": "verl logs each step; leave it out",
+}
+"""Settings that verl cannot heed, and what to do instead."""
+
+_VOID = {
+    _ACTOR: "policy_loss clip_ratio clip_ratio_c loss_agg_mode loss_scale_factor entropy_coeff kl_loss_coef "
+    "kl_loss_type tau_pos tau_neg shuffle freeze_vision_tower megatron veomni optim.lr_scheduler_type "
+    "optim.lr_warmup_steps optim.lr_warmup_steps_ratio optim.warmup_style optim.min_lr_ratio",
+    _ROLLOUT: "multi_turn calculate_log_probs",
+    "data": "seed sampler truncation filter_overlong_prompts prompt_key image_key train_max_samples "
+    "val_max_samples apply_chat_template_kwargs tool_config_path function_tool_path",
+    "reward": "custom_reward_function reward_model",
+    "trainer": "critic_warmup use_v1 resume_mode",
+}
+REPLACED = (
+    *(f"{section}.{name}" for section, names in _VOID.items() for name in names.split()),
+    *("algorithm", "critic", "distillation", "custom_reward_function", "reward_model"),
+)
+"""verl's keys that would change nothing, or not what they say: ours stands in their place."""
+
+FREE = {f"{_ROLLOUT}.name", f"{_ROLLOUT}.load_format", f"{_ACTOR}.checkpoint.save_contents"}
+"""Keys that are set here, and that no setting of a recipe is about; ``engine.options`` may say otherwise."""
 
 
-def start(recipe: Recipe) -> None:
+def start(recipe: Recipe, resume: bool = False) -> None:
     """Write verl's configuration into the run's folder, and become its process.
 
     Raises:
-        ConfigError: verl is not installed here, or the recipe asks for what it cannot do.
+        ConfigError: verl is not installed here, the folder holds a run and ``resume`` is not set, or the
+            recipe asks for what verl cannot do.
     """
-    try:
-        found = version("verl")
-    except PackageNotFoundError:
-        raise ConfigError(
-            f"engine.name=verl: {VERSIONS} is not installed here; `make verl` shows an environment with it"
-        ) from None
+    found = next((installed.version for installed in distributions(name="verl")), "none")
     if found.split(".")[:2] != ["0", "9"]:
-        raise ConfigError(f"engine.name=verl: verl {found} is installed, and {VERSIONS} is needed")
+        raise ConfigError(
+            f"engine.name=verl: verl >= 0.9.1, < 0.10, is needed, and {found} is installed here; `make verl` "
+            "shows an environment with it"
+        )
+    config, options = verl_config(recipe)
     folder = recipe.folder.resolve()
+    if not resume and (folder / "checkpoints").exists():
+        raise ConfigError(f"{folder} holds a run: --resume goes on with it; output=OTHER writes elsewhere")
+    config["trainer"]["resume_mode"] = "auto" if resume else "disable"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "verl.yaml").open("w", encoding="utf-8") as file:
-        YAML(typ="safe").dump(json.loads(json.dumps(verl_config(recipe))), file)
+        YAML(typ="safe").dump(json.loads(json.dumps(config)), file)
     modules = [name for name in (os.environ.get("VERL_USE_EXTERNAL_MODULES"), PLUGIN) if name]
-    environment = {**os.environ, "VERL_USE_EXTERNAL_MODULES": ",".join(modules)}
+    if recipe.engine is not None and recipe.engine.shared_prefix:
+        modules.append(SHARED)
+        os.environ["VERL_ENGINE_VENDOR"] = VENDOR
+    os.environ["VERL_USE_EXTERNAL_MODULES"] = ",".join(modules)
+    os.environ["VERL_FILE_LOGGER_PATH"] = str(folder / "metrics-verl.jsonl")
     command = [sys.executable, "-m", "verl.trainer.main_ppo", f"--config-path={folder}", "--config-name=verl"]
+    command += options
     sys.stdout.flush()
-    os.execvpe(command[0], command, environment)
+    os.execvp(command[0], command)
 
 
-def verl_config(recipe: Recipe) -> dict[str, Any]:
-    """Return verl's configuration of a recipe; ``engine.options`` count last.
+def verl_config(recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
+    """Return what verl's configuration says of a recipe, and ``engine.options`` as overrides.
+
+    hydra refuses an override that verl does not know, before Ray starts; a ``+`` before its name adds it.
 
     Raises:
-        ConfigError: verl cannot do what the recipe asks for.
+        ConfigError: verl cannot do what the recipe asks for, or an option says what a setting of the recipe
+            says otherwise; one line per fault.
     """
-    engine, learner, sampling = recipe.engine, recipe.learner, recipe.sampling
-    if engine is None:
-        raise ConfigError("the recipe has no section engine")
+    engine, task = recipe.engine or EngineConfig(), recipe_task(recipe)
     method = make_method(recipe.method.name, **recipe.method.options)
-    turns = (method.limits or recipe_task(recipe).limits).turns
+    faults = [f"{name}: {REFUSED[name]}" for name in _refused(recipe)]
+    if packed_file(recipe.policy.path):
+        faults.append(f"policy.path={recipe.policy.path}: `selfverify merge` makes a folder of it")
+    if recipe.policy.dtype == "auto":
+        faults.append("policy.dtype=auto: write float32 or bfloat16")
     if method.objective != "surrogate":
-        raise ConfigError(f"method.name={method.name}: verl's trainers learn by rewards; take our own")
+        faults.append(f"method.name={method.name}: verl's trainers learn by rewards; take our own")
     if method.config.reads_scores:
-        raise ConfigError(
+        faults.append(
             f"method.name={method.name}: its credit reads the probabilities of all scores, which servers of "
             "verl do not show; choose another one (verification_credit: concordance), or our own trainer"
         )
-    ranks, size = engine.nodes * engine.gpus_per_node, learner.groups_per_step
-    updates = learner.batch.updates_per_rollout
-    if size % updates or (size // updates * sampling.group_size) % ranks:
-        raise ConfigError(
+    if engine.mode != "sync" and recipe.learner.loss.importance_cap is None:
+        faults.append(f"engine.mode={engine.mode}: older weights sample; set learner.loss.importance_cap")
+    limits, size = method.limits or task.limits, recipe.learner.groups_per_step
+    group, once = recipe.sampling.group_size, recipe.sampling.max_new_tokens if limits.turns == 1 else 0
+    length = engine.response_tokens or limits.tokens or once
+    if not length:
+        faults.append("engine.response_tokens: say how long a conversation gets, what it is shown included")
+    ranks, updates = engine.nodes * engine.gpus_per_node, recipe.learner.batch.updates_per_rollout
+    if size % updates or (size // updates * group) % ranks:
+        faults.append(
             f"learner.groups_per_step={size}: verl wants whole optimiser batches on each of {ranks} GPUs; "
             f"make it a multiple of learner.batch.updates_per_rollout={updates}, and with "
-            f"sampling.group_size={sampling.group_size} a multiple of the GPUs"
+            f"sampling.group_size={group} a multiple of the GPUs"
         )
-    optim, loss, log = learner.optim, learner.loss, learner.log
-    steps = learner.steps
-    model: dict[str, Any] = {
-        "path": resolve(recipe.policy.path),
-        "trust_remote_code": recipe.policy.trust_remote_code,
-        "enable_gradient_checkpointing": recipe.policy.gradient_checkpointing,
-    }
-    if recipe.policy.lora is not None:
-        model |= {"lora_rank": recipe.policy.lora.rank, "lora_alpha": recipe.policy.lora.alpha}
+    if faults:
+        raise ConfigError("\n".join(faults))
+    given = dict(_leaves(engine.options))
+    share = int(given.get(f"{_ACTOR}.ulysses_sequence_parallel_size", 1))
+    settled = _settled(recipe, engine, task, method, length, share)
+    for name, value in given.items():
+        own = [key for key in settled if _within(key, name) or _within(name, key)]
+        if any(_within(name, key) for key in REPLACED):
+            faults.append(f"engine.options: {name}: what the recipe says stands in its place")
+        elif name.lstrip("+") not in FREE and any(settled[key] != value for key in own):
+            faults.append(f"engine.options: {name}: the recipe says {settled[own[0]]!r}; change it there")
+    if faults:
+        raise ConfigError("\n".join(faults))
     config: dict[str, Any] = {
         "hydra": {"searchpath": ["pkg://verl.trainer.config"]},
         "defaults": ["ppo_trainer", "_self_"],
+    }
+    for name, value in settled.items():
+        *sections, last = name.split(".")
+        inner = config
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[last] = value
+    return config, [f"{name}={json.dumps(value)}" for name, value in given.items()]
+
+
+def _refused(config: BaseModel, above: str = "") -> Iterator[str]:
+    """Yield the names of settings in `REFUSED` that are not as they are by default."""
+    for name, field in type(config).model_fields.items():
+        value, dotted = getattr(config, name), f"{above}{name}"
+        if dotted in REFUSED and value != field.get_default(call_default_factory=True):
+            yield dotted
+        elif isinstance(value, BaseModel):
+            yield from _refused(value, f"{dotted}.")
+
+
+def _settled(
+    recipe: Recipe, engine: EngineConfig, task: Task, method: Method, length: int, share: int
+) -> dict[str, Any]:
+    """Return the keys that a recipe decides, by their names with dots.
+
+    ``length`` is the longest conversation behind its prompt, ``share`` how many GPUs share its tokens.
+    """
+    policy, sampling, exam = recipe.policy, recipe.sampling, recipe.evaluation
+    nothing: Any = None  # a method's stages need no policy
+    stage = next(method.stages(Training(nothing, task, method, recipe.learner, sampling, recipe.folder)))
+    learner, batch, optim, steps = (
+        stage.learner,
+        stage.learner.batch,
+        stage.learner.optim,
+        stage.learner.steps,
+    )
+    mini, longest = learner.groups_per_step // batch.updates_per_rollout, engine.prompt_tokens + length
+    rows, low = batch.micro_batch_groups * sampling.group_size, policy.dtype == "bfloat16"
+    tokens = min(batch.micro_batch_tokens or rows * longest, rows * longest)
+    sections: dict[str, dict[str, Any]] = {
         "algorithm": {
-            "adv_estimator": "grpo",
-            "selfverify": recipe.model_dump(mode="json", exclude={"engine"}),
+            "adv_estimator": "grpo", "selfverify": recipe.model_dump(mode="json", exclude={"engine"}),
         },
         "data": {
-            "train_files": [f"train/{steps * size}"],
-            "val_files": [f"{recipe.evaluation.split}/{recipe.evaluation.problems or size}"],
-            "custom_cls": {"path": "pkg://selfverify.integrations.verl.loop", "name": "ProblemDataset"},
-            "train_batch_size": size,
-            "max_prompt_length": engine.prompt_tokens,
-            "max_response_length": engine.response_tokens or turns * sampling.max_new_tokens,
-            "shuffle": False,
+            "train_files": [f"train/{steps * learner.groups_per_step}"],
+            "val_files": [f"{exam.split}/{HeldOut(recipe_task(recipe, measured=True), exam).total}"],
+            "custom_cls.path": "pkg://selfverify.integrations.verl.loop",
+            "custom_cls.name": "ProblemDataset", "shuffle": False,
+            "train_batch_size": learner.groups_per_step,
+            "max_prompt_length": engine.prompt_tokens, "max_response_length": length,
+            "mm_processor_kwargs": policy.model_dump(include={"min_pixels", "max_pixels"}, exclude_none=True),
         },
-        "actor_rollout_ref": {
-            "model": model,
-            "actor": {
-                "strategy": "fsdp2",
-                "ppo_mini_batch_size": size // updates,
-                "ppo_epochs": learner.batch.inner_epochs,
-                "use_kl_loss": method.config.needs_reference,
-                "clip_ratio": loss.clip_low,
-                "clip_ratio_low": loss.clip_low,
-                "clip_ratio_high": loss.clip_high,
-                "grad_clip": optim.max_grad_norm,
-                "optim": {
-                    "lr": optim.learning_rate,
-                    "betas": list(optim.betas),
-                    "weight_decay": optim.weight_decay,
-                },
-            },
-            "ref": {"strategy": "fsdp2"},
-            "rollout": {
-                "name": "vllm",
-                "n": sampling.group_size,
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "calculate_log_probs": True,
-                "agent": {"default_agent_loop": "selfverify"},
-            },
+        "actor_rollout_ref": {"nccl_timeout": math.ceil(learner.process_timeout_s)},
+        "actor_rollout_ref.model": {
+            "path": resolve(policy.path), "trust_remote_code": policy.trust_remote_code,
+            "enable_gradient_checkpointing": policy.gradient_checkpointing,
+            "enable_activation_offload": policy.activation_offload,
+            **({"use_remove_padding": False} if engine.shared_prefix else {}),
+        },
+        _ACTOR: {
+            "strategy": "fsdp2", "ppo_mini_batch_size": mini, "ppo_epochs": batch.inner_epochs,
+            "use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": max(tokens, -(-longest // share)),
+            "use_kl_loss": method.config.needs_reference,
+            "clip_ratio_low": learner.loss.clip_low, "clip_ratio_high": learner.loss.clip_high,
+            "grad_clip": optim.max_grad_norm, "optim.lr": optim.learning_rate,
+            "optim.betas": list(optim.betas), "optim.weight_decay": optim.weight_decay,
+            "fsdp_config.model_dtype": "bf16" if low and not policy.master_weights else "fp32",
+            "fsdp_config.mixed_precision.param_dtype": "bf16" if low else "fp32",
+            "checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        },
+        "actor_rollout_ref.ref": {
+            "fsdp_config.model_dtype": "bf16" if low else "fp32",
+            "fsdp_config.mixed_precision.param_dtype": "bf16" if low else "fp32",
+        },
+        _ROLLOUT: {
+            "name": "vllm", "n": sampling.group_size, "dtype": policy.dtype, "seed": recipe.seed,
+            "temperature": sampling.temperature, "top_p": sampling.top_p, "val_kwargs.n": exam.samples,
+            "val_kwargs.temperature": exam.temperature, "val_kwargs.top_p": exam.top_p,
+            "agent.default_agent_loop": "selfverify",
         },
         "trainer": {
-            "v1": {"trainer_mode": "selfverify" if engine.mode == "sync" else f"selfverify_{engine.mode}"},
-            "nnodes": engine.nodes,
-            "n_gpus_per_node": engine.gpus_per_node,
-            "total_training_steps": steps,
-            "total_epochs": 1,
-            "save_freq": learner.checkpoint.every or -1,
-            "test_freq": log.evaluate_every or -1,
-            "val_before_train": False,
+            "v1.trainer_mode": "selfverify" if engine.mode == "sync" else f"selfverify_{engine.mode}",
+            "nnodes": engine.nodes, "n_gpus_per_node": engine.gpus_per_node, "total_training_steps": steps,
+            "save_freq": learner.checkpoint.every or steps,
+            "max_actor_ckpt_to_keep": learner.checkpoint.keep_last,
+            "test_freq": learner.log.evaluate_every or steps,
             "default_local_dir": str((recipe.folder / "checkpoints").resolve()),
-            "project_name": "selfverify",
-            "experiment_name": recipe.name,
-            "logger": ["console", *log.trackers],
+            "project_name": "selfverify", "experiment_name": recipe.name,
+            "logger": ["console", "file", *learner.log.trackers],
         },
-    }
-    for name, value in engine.options.items():
-        _set(config, name, value)
-    return config
+    }  # fmt: skip
+    if policy.lora is not None:
+        others = None if policy.train_vision else r".*(visual|vision|multi_modal|connector).*"
+        sections["actor_rollout_ref.model"] |= {
+            "lora_rank": policy.lora.rank, "lora_alpha": policy.lora.alpha, "exclude_modules": others,
+            "target_modules": policy.lora.targets or "all-linear",
+        }  # fmt: skip
+        sections[_ROLLOUT]["load_format"] = "safetensors"  # servers begin with the weights below the adapter
+    if task.limits.concurrent is not None:
+        sections[_ROLLOUT]["agent.num_workers"] = 1  # each process counts what it holds itself
+    return {f"{top}.{name}": value for top, leaves in sections.items() for name, value in leaves.items()}
 
 
-def _set(config: dict[str, Any], name: str, value: Any) -> None:
-    *sections, last = name.split(".")
-    for section in sections:
-        config = config.setdefault(section, {})
-        if not isinstance(config, dict):
-            raise ConfigError(f"engine.options: {name}: {section} is no section of verl's configuration")
-    config[last] = value
+def _within(name: str, section: str) -> bool:
+    return f"{name}.".lstrip("+").startswith(f"{section}.".lstrip("+"))
+
+
+def _leaves(options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in options.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,56 +13,10 @@ from torch import Tensor
 from selfverify.core.problem import Problem
 from selfverify.core.trainer_config import LossConfig
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory, valid_trajectories
-from selfverify.experiments.recipe import Recipe, recipe_task
-from selfverify.experiments.registry import make_method
 from selfverify.methods.base import Method
-from selfverify.objectives import UNTRAINED, Denominator, token_weights
-from selfverify.tasks.base import Task
-from selfverify.trainer.batch import make_streams
-
-if TYPE_CHECKING:
-    from selfverify.policy.encoding import Prompt
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the agent loop and the trainer read of a recipe.
-
-    Args:
-        task: Kept per process, so that data files are read once.
-        method: Opens conversations and gives credit.
-        loss: Denominator, ratio, importance weights.
-        seed: Decides the problems.
-        turns: How often the policy speaks in one conversation at most.
-        max_new_tokens: Of one turn.
-    """
-
-    task: Task
-    method: Method
-    loss: LossConfig
-    seed: int
-    turns: int
-    max_new_tokens: int
-
-
-def settings_of(config: Any) -> Settings:
-    """Return the settings in verl's configuration: the resolved recipe under ``algorithm.selfverify``."""
-    from omegaconf import OmegaConf
-
-    plain = OmegaConf.to_container(config.algorithm.selfverify, resolve=True)
-    return _made(json.dumps(plain, sort_keys=True))
-
-
-@cache
-def _made(text: str) -> Settings:
-    recipe = Recipe.model_validate(json.loads(text))
-    task = recipe_task(recipe)
-    method = make_method(recipe.method.name, **recipe.method.options)
-    limits = method.limits or task.limits
-    return Settings(
-        task, method, recipe.learner.loss, recipe.seed, limits.turns, recipe.sampling.max_new_tokens
-    )
-
+from selfverify.objectives import UNTRAINED, token_weights
+from selfverify.rollouts.rollout import Rollout
+from selfverify.trainer.batch import select
 
 FIELD = "selfverify"
 """The name in ``AgentLoopOutput.extra_fields`` under which a row carries its conversation."""
@@ -73,76 +26,119 @@ ADVANTAGE, KL_COEF, WEIGHT = "selfverify_advantage", "selfverify_kl_coef", "self
 tokens, denominators included."""
 
 
-def as_plain(trajectory: Trajectory) -> dict[str, Any]:
-    """Return what of a trajectory credit needs as JSON. The tokens themselves are verl's ``responses``."""
+def recipe_text(config: Any) -> str:
+    """Return the resolved recipe as JSON; verl's configuration has it under ``algorithm.selfverify``."""
+    from omegaconf import OmegaConf
+
+    return json.dumps(OmegaConf.to_container(config.algorithm.selfverify, resolve=True))
+
+
+def as_plain(trajectory: Trajectory, **more: str) -> dict[str, Any]:
+    """Return what of a trajectory credit needs as JSON. The tokens themselves are verl's ``responses``.
+
+    Args:
+        trajectory: The trajectory.
+        more: ``skipped``, why the problem cannot be used, or ``fatal``, why the run cannot go on.
+    """
     segments = [
         [s.channel, s.author, len(s.tokens), s.turn, None if s.finish is None else str(s.finish)]
         for s in trajectory.segments
     ]
-    return {"segments": segments, "scores": dict(trajectory.scores), "rewards": dict(trajectory.rewards)}
+    known = trajectory.parsed is not None
+    about = {"scores": dict(trajectory.scores), "rewards": dict(trajectory.rewards), "known": known}
+    return {"segments": segments, **about, **more}
 
 
-def as_trajectory(plain: dict[str, Any]) -> Trajectory:
-    """Return the trajectory of which `as_plain` was made, with zeros in place of its tokens."""
-    segments = [
-        Segment(
-            channel, [0] * count, author=author, turn=turn, finish=None if finish is None else Finish(finish)
-        )
-        for channel, author, count, turn, finish in plain["segments"]
-    ]
-    return Trajectory(segments, dict(plain["scores"]), dict(plain["rewards"]))
+def as_trajectory(plain: dict[str, Any], tokens: Sequence[int]) -> Trajectory:
+    """Return the trajectory of which `as_plain` was made."""
+    segments, start = [], 0
+    for channel, author, count, turn, finish in plain["segments"]:
+        own, ended = list(tokens[start : start + count]), None if finish is None else Finish(finish)
+        segments.append(Segment(channel, own, author=author, turn=turn, finish=ended))
+        start += count
+    return Trajectory(segments, dict(plain["scores"]), dict(plain["rewards"]), plain["known"] or None)
 
 
 def row_streams(
     method: Method,
     rows: Sequence[dict[str, Any] | None],
+    responses: Sequence[Sequence[int]],
     uids: Sequence[Any],
-    mask_nr: Tensor,
     batches: Sequence[Sequence[int]],
-    denominator: Denominator,
-    drop_truncated: bool = False,
-) -> tuple[dict[str, Tensor], list[Group]]:
+    loss: LossConfig,
+    step: int = 0,
+) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Ask a method what each token of a rollout is to learn.
 
-    A group that teaches nothing counts in no denominator, as in our own trainer.
+    As in our own trainer a group that teaches nothing counts in no denominator, and an optimiser batch in
+    which none teaches changes nothing: its weights are NaN, since verl leaves out a step whose gradient is
+    not finite. After a gradient of zeros AdamW would go on by its moments.
 
     Args:
         method: Gives credit to whole groups.
         rows: N conversations (`as_plain`); None for rows that verl has added as padding.
+        responses: The tokens of each.
         uids: For each row the name of its group.
-        mask_nr: ``[N, R]``, the tokens that the policy has said.
         batches: The rows of each optimiser batch; denominators are taken over each.
-        denominator: See `selfverify.objectives.token_weights`.
-        drop_truncated: Whether trajectories that were cut off take no part.
+        loss: The denominator, and which trajectories and groups take part.
+        step: The number of the training step, from 0.
 
     Returns:
-        The streams, ``[N, R]`` each, and the groups.
+        The streams, ``[N, R]`` each, and the step's figures.
     """
-    shape = mask_nr.shape
+    shape = len(rows), max(map(len, responses))
     channel_nr = torch.full(shape, UNTRAINED)
     advantage_nr, kl_nr, loss_nr, weight_nr = (torch.zeros(shape) for _ in range(4))
     members: dict[Any, list[int]] = {}
     for number, (uid, row) in enumerate(zip(uids, rows, strict=True)):
-        if row is not None:
+        if row is not None and "skipped" not in row:
             members.setdefault(uid, []).append(number)
-    groups = []
-    for uid, own in members.items():
-        group = Group(Problem(str(uid), []), [as_trajectory(rows[i] or {}) for i in own])
-        groups.append(group)
-        credits = method.credit(group, valid_trajectories(group, drop_truncated))
-        if not any(credit.acts for credit in credits):
-            continue
-        streams = make_streams(cast("Prompt", None), group, credits)
-        width = min(streams.width, shape[1])
-        said_gr = mask_nr[own, :width].bool()
-        channel_nr[own, :width] = streams.channel_gr[:, :width].masked_fill(~said_gr, UNTRAINED)
-        advantage_nr[own, :width] = streams.advantage_gr[:, :width]
-        kl_nr[own, :width] = streams.kl_coef_gr[:, :width]
-        loss_nr[own, :width] = streams.weight_gr[:, :width]
-    for batch in batches:
-        places = list(batch)
-        weight_nr[places] = token_weights(channel_nr[places], loss_nr[places], denominator)
-    return {ADVANTAGE: advantage_nr, KL_COEF: kl_nr, WEIGHT: weight_nr}, groups
+    groups = [
+        Group(Problem(str(uid), []), [as_trajectory(rows[i] or {}, responses[i]) for i in own], step)
+        for uid, own in members.items()
+    ]
+    lost = [t.lost for group in groups for t in group.trajectories]  # credit may add rewards
+    credits = [method.credit(group, valid_trajectories(group, loss.drop_truncated)) for group in groups]
+    rolled = Rollout(cast(Any, [None] * len(groups)), groups)
+    kept, dropped = select(rolled, credits, loss.drop_zero_advantage)
+    places = [*members.values()]
+    for streams in kept:
+        own, width = places[streams.number], streams.width
+        channel_nr[own, :width] = streams.channel_gr
+        advantage_nr[own, :width] = streams.advantage_gr
+        kl_nr[own, :width] = streams.kl_coef_gr
+        loss_nr[own, :width] = streams.weight_gr
+    for batch in map(list, batches):
+        weight = token_weights(channel_nr[batch], loss_nr[batch], loss.denominator)
+        weight_nr[batch] = weight if bool(weight.any()) else math.nan
+    figures = {
+        **(method.metrics(groups) if groups else {}),
+        "groups/kept": float(len(kept)),
+        **{f"groups/{reason}": float(dropped[reason]) for reason in ("zero_advantage", "all_invalid")},
+        "lost": sum(lost) / max(len(lost), 1),
+        "skipped": float(sum(row is not None and "skipped" in row for row in rows)),
+    }
+    return {ADVANTAGE: advantage_nr, KL_COEF: kl_nr, WEIGHT: weight_nr}, figures
+
+
+def in_groups(uids: Sequence[str], lengths: Sequence[int], ranks: int) -> list[int]:
+    """Return an order of rows in which those of a group are neighbours, and on one rank where that goes.
+
+    Args:
+        uids: For each row the name of its group.
+        lengths: How many tokens each row has: ranks get about equally many.
+        ranks: Data-parallel ranks, each of which takes an equal run of rows.
+    """
+    members: dict[str, list[int]] = {}
+    for row, uid in enumerate(uids):
+        members.setdefault(uid, []).append(row)
+    groups = sorted(members.values(), key=lambda rows: -sum(lengths[row] for row in rows))
+    if len(groups) % ranks == 0 and len({len(rows) for rows in groups}) == 1:
+        # Back and forth over the ranks, from the longest group to the shortest.
+        rounds = [groups[first : first + ranks] for first in range(0, len(groups), ranks)]
+        turned = [dealt[::-1] if number % 2 else dealt for number, dealt in enumerate(rounds)]
+        groups = [dealt[rank] for rank in range(ranks) for dealt in turned]
+    return [row for rows in groups for row in rows]
 
 
 def optimiser_batches(rows: int, ranks: int, size: int) -> list[list[int]]:
@@ -161,8 +157,6 @@ def optimiser_batches(rows: int, ranks: int, size: int) -> list[list[int]]:
     """
     if rows % size or size % ranks:
         raise ValueError(f"{rows} rows, {size} in an optimiser batch and {ranks} ranks do not divide")
-    chunk, own = rows // ranks, size // ranks
-    return [
-        [rank * chunk + place for rank in range(ranks) for place in range(first, first + own)]
-        for first in range(0, chunk, own)
-    ]
+    by_rank = torch.arange(rows).view(ranks, rows // size, size // ranks)
+    batches: list[list[int]] = by_rank.transpose(0, 1).flatten(1).tolist()
+    return batches

@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 
 from selfverify.core.errors import ConfigError
 from selfverify.core.events import note
-from selfverify.tasks.tool_calls import ToolError, misfit, short_name, tool_schema
+from selfverify.tasks.tool_calls import ToolError, is_number, misfit, read_json, short_name, tool_schema
 from selfverify.visual.tools.gallery import Gallery, Made
 
 CORNERS = ("x_min", "y_min", "x_max", "y_max")
@@ -43,7 +43,7 @@ Phrase = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class Arguments(BaseModel):
-    """Arguments of a visual tool. Types are not converted, and the text below a field describes it."""
+    """Arguments of a visual tool. The text below a field describes it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
@@ -115,13 +115,32 @@ class VisualTool(ABC, Generic[A]):
     def read(self, arguments: Mapping[str, Any]) -> Arguments:
         """A call's arguments as the tool takes them.
 
+        Numbers and lists may be written as texts, whole numbers as 3.0, and texts as numbers, as models do.
+
         Raises:
             ToolError: They do not fit the schema.
         """
+        kinds = self.schema["function"]["parameters"]["properties"]
+        fitted = {name: _as_kind(value, kinds.get(name, {})) for name, value in arguments.items()}
         try:
-            return self.arguments.model_validate_json(json.dumps(dict(arguments)))
+            return self.arguments.model_validate_json(json.dumps(fitted))
         except ValidationError as error:
             raise ToolError(misfit(self.name, error)) from None
+
+
+def _as_kind(value: Any, schema: Mapping[str, Any]) -> Any:
+    """A value as the type of its schema, where it is that in other writing; else the value."""
+    kind = schema.get("type")
+    if kind == "string":
+        return json.dumps(value) if is_number(value) else value
+    if kind in ("array", "integer", "number") and isinstance(value, str):
+        try:
+            value = read_json(value)
+        except ValueError:
+            return value
+    if kind == "array" and isinstance(value, list):
+        return [_as_kind(item, schema.get("items", {})) for item in value]
+    return int(value) if kind == "integer" and isinstance(value, float) and value.is_integer() else value
 
 
 logger = logging.getLogger(__name__)
@@ -173,6 +192,11 @@ class Toolbox:
     def schemas(self) -> list[dict[str, Any]]:
         """The tools that are available here, as they stand in `Problem.tools`."""
         return [tool.schema for tool in self.tools.values() if not self.missing(tool)]
+
+    @property
+    def names(self) -> Collection[str]:
+        """All names by which a tool may be called, also of those that are not available here."""
+        return self._by_name.keys()
 
     def missing(self, tool: VisualTool[Any]) -> str:
         """Why a tool is not available here; empty where it is."""

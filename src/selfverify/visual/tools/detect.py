@@ -120,9 +120,9 @@ class GroundingTool(_Finding[GroundingArguments]):
     arguments = GroundingArguments
 
     def run(self, asked: GroundingArguments, gallery: Gallery) -> Found:
-        full = gallery.picture(asked.image_index).full
-        [found] = self.detector.find([full], asked.text)
-        return Found(*self.told(asked.image_index, asked.text, found[: self.most], gallery))
+        full, phrases = gallery.picture(asked.image_index).full, plain(asked.text)
+        [found] = self.detector.find([full], phrases)
+        return Found(*self.told(asked.image_index, phrases, found[: self.most], gallery))
 
 
 class VisualSearch(_Finding[SearchArguments]):
@@ -137,21 +137,26 @@ class VisualSearch(_Finding[SearchArguments]):
     arguments = SearchArguments
 
     def run(self, asked: SearchArguments, gallery: Gallery) -> Found:
-        full = gallery.picture(asked.image_index).full
+        full, phrases = gallery.picture(asked.image_index).full, plain(asked.objects)
         parts = windows(full.size)
-        seen = self.detector.find([full.crop(part) for part in parts], asked.objects)
+        seen = self.detector.find([full.crop(part) for part in parts], phrases)
         moved = [
             Detection(d.label, d.score, _moved(d.box, part[0], part[1]))
             for part, found in zip(parts, seen, strict=True)
             for d in found
         ]
         found = distinct(moved)[: self.most]
-        words, images = self.told(asked.image_index, asked.objects, found, gallery)
+        words, images = self.told(asked.image_index, phrases, found, gallery)
         if found:
             best = widened(_touched(found[0].box), full.size, 0.5, least=0.1)
             closer = enlarged(full.crop(best), max(full.size), gallery.most_shown)
             images.append(Made(closer, asked.image_index, best, f"1: {found[0].label}, enlarged"))
         return Found(words, images)
+
+
+def plain(phrases: Sequence[str]) -> list[str]:
+    """Phrases without the full stops that some detectors are asked with, each once."""
+    return list(dict.fromkeys(phrase.strip(" .") or phrase for phrase in phrases))
 
 
 def windows(size: tuple[int, int], share: int = 3, starts: int = 4) -> list[tuple[int, int, int, int]]:
@@ -220,26 +225,33 @@ class ZeroShotDetector(Detector):
     def _load(self) -> Callable[[list[Question]], list[list[Detection]]]:
         assert self.model is not None, "`missing` has said so"
         finder = pipeline_of("zero-shot-object-detection", self.model, self.device)
+        # GroundingDINO was trained on phrases that end with a full stop, which parts them from each other.
+        end = "." if finder.model.config.model_type.endswith("grounding-dino") else ""
 
         def find(questions: list[Question]) -> list[list[Detection]]:
-            asked = [{"image": image, "candidate_labels": [*phrases]} for image, phrases in questions]
+            asked = [
+                {"image": image, "candidate_labels": [phrase + end for phrase in phrases]}
+                for image, phrases in questions
+            ]
             found = finder(asked, threshold=self.least)
             return [
-                distinct(_detections(own, image)) for own, (image, _) in zip(found, questions, strict=True)
+                distinct(_detections(own, image, end))
+                for own, (image, _) in zip(found, questions, strict=True)
             ]
 
         return find
 
 
-def _detections(found: Sequence[Any], image: Image) -> list[Detection]:
-    """Return the findings within the image; boxes may stick out."""
+def _detections(found: Sequence[Any], image: Image, end: str) -> list[Detection]:
+    """The findings within the image; boxes may stick out, and labels have the ``end`` of what was asked."""
     kept = []
     for one in found:
         box = one["box"]
         x1, x2 = (float(min(max(box[key], 0), image.width)) for key in ("xmin", "xmax"))
         y1, y2 = (float(min(max(box[key], 0), image.height)) for key in ("ymin", "ymax"))
         if x1 < x2 and y1 < y2:
-            kept.append(Detection(str(one["label"]).rstrip("."), float(one["score"]), (x1, y1, x2, y2)))
+            label = str(one["label"]).removesuffix(end)
+            kept.append(Detection(label, float(one["score"]), (x1, y1, x2, y2)))
     return kept
 
 

@@ -132,8 +132,8 @@ class ImageCaptioner(ModelTool[OnImage]):
     """Describes an image in words.
 
     Args:
-        model: A folder or a hub id: a captioner (BLIP, GIT), or a model that chats about images, such as the
-            one that looks.
+        model: A folder or a hub id: a captioner (BLIP, GIT, Florence-2), or a model that chats about images,
+            such as the one that looks.
         device: Where it runs.
     """
 
@@ -145,6 +145,8 @@ class ImageCaptioner(ModelTool[OnImage]):
     def run(self, asked: OnImage, gallery: Gallery) -> Found:
         full = gallery.picture(asked.image_index).full
         [text] = shared(("caption", self.model, self.device), self._load)([full])
+        if not text:
+            return Found(f"No words were found for image {asked.image_index}.")
         return Found(f"Image {asked.image_index} shows: {text}")
 
     def _load(self) -> Callable[[list[Image.Image]], list[str]]:
@@ -162,7 +164,8 @@ class ImageCaptioner(ModelTool[OnImage]):
 
         @torch.inference_mode()
         def describe(images: list[Image.Image]) -> list[str]:
-            inputs = processor(images=images, return_tensors="pt").to(self.device)
+            text = {"text": ["<CAPTION>"] * len(images)} if model.config.model_type == "florence2" else {}
+            inputs = processor(images=images, **text, return_tensors="pt").to(self.device)
             tokens = model.generate(**inputs, max_new_tokens=LONGEST, do_sample=False)
             return [text.strip() for text in processor.batch_decode(tokens, skip_special_tokens=True)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Annotated, Any
 
@@ -20,6 +20,7 @@ from selfverify.visual.tools.base import (
     VisualTool,
     loaded,
     missing_model,
+    place_of,
     processor_of,
     shared,
 )
@@ -78,7 +79,8 @@ class ImageSegment(VisualTool[SegmentArguments]):
         for number, (mask, (region, note)) in enumerate(zip(masks, chosen, strict=True), start=1):
             area = (region[2] - region[0]) * (region[3] - region[1])
             share = mask[region[1] : region[3], region[0] : region[2]].sum() / area
-            told.append(f"{number}: the thing fills {share:.0%} of its box {note}".rstrip())
+            fills = f"the thing fills {share:.0%} of its box" if share else "nothing was found in its box"
+            told.append(f"{number}: {fills} {note}".rstrip())
         marked = tinted(full, masks, [region for region, _ in chosen])
         label = f"image {asked.image_index} with outlined things"
         return Found("\n".join(told), [Made(marked, asked.image_index, (0, 0, *full.size), label)])
@@ -113,7 +115,7 @@ class Sam(Segmenter):
     """A model that segments what is in boxes.
 
     Args:
-        model: A folder or a hub id of transformers' ``mask-generation`` (SAM).
+        model: A folder or a hub id of transformers' ``mask-generation`` (SAM, SAM 2, SAM 3).
         device: Where it runs.
     """
 
@@ -130,18 +132,47 @@ class Sam(Segmenter):
     def _load(self) -> Callable[[list[Question]], list[list[Mask]]]:
         import torch
         from transformers import AutoModelForMaskGeneration
+        from transformers.models.auto.image_processing_auto import get_image_processor_config
 
         model = loaded(AutoModelForMaskGeneration, self.model, self.device)
-        processor = processor_of(self.model)
+        if model.config.model_type in ("sam", "sam_hq"):
+            masks, prepared = _masks, processor_of(self.model)
+        else:
+            masks, prepared = _masks_of_square, get_image_processor_config(place_of(self.model))
 
         @torch.inference_mode()
         def segment(questions: list[Question]) -> list[list[Mask]]:
-            return [_masks(model, processor, *question) for question in questions]
+            return [masks(model, prepared, *question) for question in questions]
 
         return segment
 
 
+def _masks_of_square(
+    model: Any, prepared: Mapping[str, Any], image: Image.Image, regions: Sequence[Region]
+) -> list[Mask]:
+    """The masks of SAM 2 or 3, whose own processors need torchvision.
+
+    As there the image is stretched to a square, and masks are stretched back.
+    """
+    from torch import as_tensor
+    from torch.nn.functional import interpolate
+
+    wide, high = prepared["size"]["width"], prepared["size"]["height"]
+    small = np.asarray(image.resize((wide, high), Image.Resampling.BILINEAR), np.float32) / 255
+    pixels = (small - np.float32(prepared["image_mean"])) / np.float32(prepared["image_std"])
+    boxes = np.float32(regions) * np.tile(np.float32([wide, high]) / np.float32(image.size), 2)
+    found = model(
+        pixel_values=as_tensor(pixels.transpose(2, 0, 1)[None], device=model.device),
+        input_boxes=as_tensor(boxes[None], device=model.device),
+        multimask_output=False,
+    ).pred_masks
+    # [boxes, 1, height, width]
+    whole = interpolate(found[0].float(), (image.height, image.width), mode="bilinear", align_corners=False)
+    return [np.asarray(mask[0]) for mask in (whole > 0).cpu()]
+
+
 def _masks(model: Any, processor: Any, image: Image.Image, regions: Sequence[Region]) -> list[Mask]:
+    """The masks of the first SAM."""
     boxes = [[[float(value) for value in region] for region in regions]]
     inputs = processor(images=image, input_boxes=boxes, return_tensors="pt").to(model.device)
     found = model(**inputs, multimask_output=False).pred_masks.cpu()
