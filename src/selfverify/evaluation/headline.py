@@ -143,8 +143,8 @@ def headline(
         after: A summary (`selfverify.evaluation.evaluate`), or what rules that end looking come to
             (`selfverify.evaluation.visual_metrics`).
         before: The summary before training. Without it there is one column of values, with their intervals.
-        changes: The differences between the two, with intervals (`evaluation.metrics.paired_difference`), by the
-            figures' names in summaries.
+        changes: The differences between the two, with intervals (`evaluation.metrics.paired_difference`), by
+            the figures' names in summaries.
         stored: Figures of other runs, as the last rows.
         notes: Sentences below the table.
     """
