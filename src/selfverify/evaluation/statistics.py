@@ -18,9 +18,9 @@ The quantile is Student's t. The problems' degrees of freedom are P - 1, or fewe
 (by the kurtosis of their changes); the sides' seeds have Satterthwaite's; and between the two stands the
 mean that is weighted by their variances (Cochran and Cox, 1950; to the power `_POWER`), for Satterthwaite's
 alone covers 88 % with two seeds: that they are alike by chance does not say how sure that is. By simulation
-intervals cover 93 to 97 % for K = 1 to 5 (`tests/evaluation/test_coverage.py`). With two seeds they are
-wide: two seeds tell no more. One seed tells nothing of how training varies; its interval is about that
-trained model, on other problems and with other samples.
+intervals cover 93 to 97 % with three seeds and more, and 92 to 98 % with two, which make them wide: two
+seeds tell no more (`tests/evaluation/test_coverage.py`). One seed tells nothing of how training varies; its
+interval is about that trained model, on other problems and with other samples.
 
 Shares have Wilson's interval, at the number of independent answers that their variance amounts to.
 """
