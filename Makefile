@@ -8,15 +8,17 @@ VENV ?= .venv
 VLLM ?= .venv-vllm
 OPENENV ?= .venv-openenv
 VERL ?= .venv-verl
+LLAMA_FACTORY ?= .venv-llama-factory
+MS_SWIFT ?= .venv-ms-swift
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 DECLARED := pyproject.toml constraints.txt
 DISTRIBUTIONS := $(wildcard environments/*/pyproject.toml)
 
 CHECKED := tests/test_layers.py tests/test_house.py tests/core tests/objectives tests/selection tests/data
-ALL ?= lint docs browser test slow vllm verl openenv quickstart smartsnap
+ALL ?= lint docs browser test slow vllm verl trainers openenv quickstart smartsnap
 
-.PHONY: quickstart smartsnap check test slow goldens vllm verl openenv docs browser lint format clean all
+.PHONY: quickstart smartsnap check test slow goldens vllm verl trainers openenv docs browser lint format clean all
 
 quickstart: $(VENV)/.stamp-core
 	$(BIN)/selfverify quickstart
@@ -51,6 +53,12 @@ vllm: $(VLLM)/.stamp
 # The methods on verl's own trainer, in an environment of its own: verl needs an older transformers than we do.
 verl: $(VERL)/.stamp
 	PYTHONPATH=src:environments/phone:tests/with_verl VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=cpu_platform,cpu_engine $(VERL)/bin/python -W ignore -m pytest -q --noconftest -m 'slow or not slow' tests/with_verl
+
+# Our exports of VTS-V's data, opened by LLaMA-Factory and by ms-swift, each in an environment of its own.
+trainers: $(LLAMA_FACTORY)/.stamp $(MS_SWIFT)/.stamp $(VENV)/.stamp-test
+	$(BIN)/python tests/with_trainers/write_exports.py build/exports
+	EXPORTS=build/exports HF_HUB_OFFLINE=1 $(LLAMA_FACTORY)/bin/python -W ignore -m pytest -q --noconftest tests/with_trainers/test_llama_factory.py
+	EXPORTS=build/exports HF_HUB_OFFLINE=1 $(MS_SWIFT)/bin/python -W ignore -m pytest -q --noconftest tests/with_trainers/test_ms_swift.py
 
 # OpenEnv's own package against our server and client, in an environment of its own: it needs an older mcp.
 openenv: $(OPENENV)/.stamp
@@ -138,6 +146,19 @@ $(VERL)/.stamp: constraints-verl.txt
 	$(VERL)/bin/python -m pip install --disable-pip-version-check --no-deps -r constraints-verl.txt
 	: > "$$($(VERL)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torchvision/_meta_registrations.py"
 	@touch $@
+
+# As with verl: these files would load libraries of CUDA.
+$(LLAMA_FACTORY)/.stamp $(MS_SWIFT)/.stamp:
+	@test -n "$(PYTHON)" || { echo "selfverify needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check torch==2.13.0
+	$(@D)/bin/python -m pip install --disable-pip-version-check torch==2.13.0 torchvision==0.28.0 pytest pytest-timeout $(PACKAGES)
+	site="$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; \
+		: > "$$site/torchvision/_meta_registrations.py"; test ! -d "$$site/torchaudio" || : > "$$site/torchaudio/__init__.py"
+	@touch $@
+
+$(LLAMA_FACTORY)/.stamp: PACKAGES = llamafactory==0.9.5
+$(MS_SWIFT)/.stamp: PACKAGES = ms-swift==4.6.0 qwen-vl-utils
 
 $(OPENENV)/.stamp:
 	@test -n "$(PYTHON)" || { echo "selfverify needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }

@@ -24,7 +24,8 @@ from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelCo
 from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
 from verl.workers.utils.padding import no_padding_2_padding
 
-from selfverify.integrations.verl.shared_engine import VENDOR
+import selfverify.integrations.verl.shared_engine  # noqa: F401
+from selfverify.integrations.verl.launch import VENDOR
 
 WORDS = 4096
 

@@ -1,8 +1,7 @@
 """What papers' tables measure of a sample set: choices among N, and two turns, by category.
 
-Every figure is a sum over problems divided by another one (`selfverify.tasks.base.Metric`), so that the draws
-of all figures are two matrix products. This is what ADPO's Tables 2 to 5 and 11 to 13 and AdaPO's Table 1 are
-made of.
+Every figure is a sum over problems divided by another one (`selfverify.tasks.base.Metric`). This is what
+ADPO's Tables 2 to 5 and 11 to 13 and AdaPO's Table 1 are made of.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reproduce.statistics import MeasuredRun
+from reproduce.statistics import MeasuredRun, measure_run, ratio_run
 from reproduce.tables import Column
 from selfverify.agents.task import AgentTask
 from selfverify.core.errors import ConfigError
@@ -21,7 +20,7 @@ from selfverify.evaluation.breakdown import ACCURACY, Columns, choices
 from selfverify.evaluation.evaluate import target_boxes
 from selfverify.evaluation.metrics import HEADLINE, SampleTable
 from selfverify.evaluation.samples import CORRECT_1, StoredSample
-from selfverify.evaluation.statistics import turn_shares
+from selfverify.evaluation.statistics import turn_statistics
 from selfverify.selection.rules import Floats
 from selfverify.selection.strategies import STRATEGIES, find_strategy
 from selfverify.tasks.base import Metric, Task
@@ -73,9 +72,8 @@ def metrics_of(task: Task) -> tuple[Metric, ...]:
 
     Of agents those that are shares; `python -m reproduce.smartsnap` has all.
     """
-    shares = AGENTS if isinstance(task, AgentTask) else [metric.name for metric in task.metrics]
-    found = tuple(metric for metric in task.metrics if metric.needs is None and metric.name in shares)
-    return found or (ACCURACY,)
+    known = [metric for metric in task.metrics if metric.needs is None]
+    return tuple(m for m in known if m.name in AGENTS or not isinstance(task, AgentTask)) or (ACCURACY,)
 
 
 def figures_by_size(
@@ -89,7 +87,6 @@ def figures_by_size(
     columns: Columns | None = None,
     order: Sequence[str] | None = None,
     benchmark: str = "",
-    seed: int = 0,
 ) -> dict[tuple[int, str], MeasuredRun]:
     """Return the figures of a sample set by N and strategy. Sizes beyond the number of samples are left out.
 
@@ -108,7 +105,6 @@ def figures_by_size(
             that all problems have is left out.
         order: The ids in the order of the rows; by default that of the samples.
         benchmark: Of the figures' places.
-        seed: Decides the draws of problems; sets about the same problems have the same ones.
 
     Raises:
         DataError: Problems have different numbers of samples, or a box has no target.
@@ -138,20 +134,17 @@ def figures_by_size(
                     if below.any()
                 }
             if parts:
-                counts = {place: int(masks[place.category].sum()) for place in parts}
-                found[n, name] = MeasuredRun.of_ratios(parts, counts, seed)
+                found[n, name] = ratio_run(parts)
     return found
 
 
 def figures_of_turns(
-    samples: Sequence[StoredSample], order: Sequence[str], benchmark: str = "", seed: int = 0
+    samples: Sequence[StoredSample], order: Sequence[str], benchmark: str = ""
 ) -> MeasuredRun:
     """Return `TURN_FIGURES` of samples of two turns each."""
     table = SampleTable.from_samples(samples, order)
-    shares = turn_shares(table.reward(CORRECT_1) > 0.5, table.correct > 0.5)
-    ones = np.ones(len(order))
-    parts = {Place(benchmark, ALL, name): (shares[name], ones) for name in TURN_FIGURES}
-    return MeasuredRun.of_ratios(parts, dict.fromkeys(parts, len(order)), seed)
+    found = turn_statistics(table.reward(CORRECT_1), table.correct)
+    return measure_run({Place(benchmark, ALL, name): found[f"turns.{name}"] for name in TURN_FIGURES})
 
 
 def sizes_of(text: str) -> list[int]:

@@ -53,15 +53,6 @@ class StudyJob:
         return (self.folder / METRICS).is_file()
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A job that did not come to its end, with the log that says why."""
-
-    label: str
-    reason: str
-    log: Path
-
-
 Launch = Callable[[StudyJob, int], int]
 """Does a job with a number of threads, and returns the job's exit status."""
 
@@ -74,7 +65,7 @@ def run_study(
     report_only: bool = False,
     say: Callable[[str], None] = print,
     launch: Launch | None = None,
-) -> tuple[Path | None, list[Failure]]:
+) -> tuple[Path | None, dict[str, str]]:
     """Do the jobs of a study that are not finished, then aggregate everything that is finished.
 
     Args:
@@ -87,7 +78,7 @@ def run_study(
         launch: Does a job; by default in a process of its own.
 
     Returns:
-        The file ``results.json``, None while no run is finished; and the jobs that failed this time.
+        The file ``results.json``, None while no run is finished; and why jobs failed this time, by label.
 
     Raises:
         ConfigError: A recipe is wrong, a folder holds a run of another recipe, the study's own folder
@@ -107,7 +98,7 @@ def run_study(
     ]
     for job in (*evaluations.values(), *work):
         _refuse_other_recipe(job)
-    failures: list[Failure] = []
+    failures: dict[str, str] = {}
     with ExitStack() as held:
         if not report_only:
             make_output_folder(output)
@@ -122,7 +113,7 @@ def run_study(
 
 def _do_jobs(
     chosen: Sequence[tuple[Run, StudyJob]], evaluations: Mapping[str, StudyJob], pool: _Pool
-) -> list[Failure]:
+) -> dict[str, str]:
     """Make the evaluations that tasks start from, then the runs; returns what failed."""
     tasks = {run.task for run, _ in chosen}
     failures = pool.run([job for task, job in evaluations.items() if task in tasks])
@@ -132,8 +123,8 @@ def _do_jobs(
         if start.finished or job.finished:
             ready.append(job)
         else:
-            failures.append(Failure(job.label, f"not started, {start.label} failed", start.folder / LOG))
-    return failures + pool.run(ready)
+            failures[job.label] = f"not started, {start.label} failed"
+    return failures | pool.run(ready)
 
 
 class _Pool:
@@ -147,21 +138,21 @@ class _Pool:
         self.lock = threading.Lock()
         self.launch = launch or self._process
 
-    def run(self, jobs: Sequence[StudyJob]) -> list[Failure]:
-        """Do the jobs that are not finished yet, and return those that failed."""
+    def run(self, jobs: Sequence[StudyJob]) -> dict[str, str]:
+        """Do the jobs that are not finished yet, and return why some failed, by label."""
         waiting = [job for job in jobs if not job.finished]
         if len(waiting) < len(jobs):
             self.say(f"skipped: {len(jobs) - len(waiting)} finished already")
-        failures = []
+        failures = {}
         with ThreadPoolExecutor(self.jobs) as executor:
             futures = {executor.submit(self._do, job): job for job in waiting}
             try:
                 for number, future in enumerate(as_completed(futures), start=1):
                     job, (seconds, reason) = futures[future], future.result()
+                    if reason:
+                        failures[job.label] = f"{reason}, see {job.folder / LOG}"
                     told = f"failed ({reason}), see {job.folder / LOG}" if reason else "done"
                     self.say(f"[{number}/{len(waiting)}] {job.label}: {told} after {seconds:.0f} s")
-                    if reason:
-                        failures.append(Failure(job.label, reason, job.folder / LOG))
             except KeyboardInterrupt:
                 executor.shutdown(wait=False, cancel_futures=True)
                 self.say("interrupted: waiting for checkpoints; the same command goes on from there")
@@ -272,8 +263,8 @@ def study(
     """
     loaded = load_study(file, settings.seeds)
     results, failures = run_study(loaded, say=typer.echo, **settings.model_dump(exclude={"seeds"}))
-    for failure in failures:
-        say(f"{failure.label}: {failure.reason}, see {failure.log}", "bold red", "failed: ")
+    for label, reason in failures.items():
+        say(f"{label}: {reason}", "bold red", "failed: ")
     if results:
         typer.echo(f"results: {results}, tables: {results.with_name('table.md')}")
     if failures or not results:

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from reproduce.grid_file import BEFORE, Run, Study
-from reproduce.statistics import MeasuredRun, difference, pooled
+from reproduce.statistics import MeasuredRun, difference, measure_run, pooled
 from reproduce.tables import TESTED, Column, difference_table, figure_table
 from selfverify.core.errors import DataError, __version__
 from selfverify.core.files import write_json, write_text
 from selfverify.evaluation.evaluate import HeldOut, target_boxes
-from selfverify.evaluation.metrics import ERRORS, HEADLINE, Boxes, SampleTable, statistics
+from selfverify.evaluation.metrics import ERRORS, HEADLINE, MIXED_BOTH, Boxes, SampleTable, statistics
 from selfverify.evaluation.samples import StoredSample, read_samples
 from selfverify.evaluation.statistics import Statistic, mean_statistic, row_mean
 from selfverify.experiments.recipe import Recipe
@@ -30,6 +30,7 @@ from selfverify.selection.rules import best_weights
 
 _MAJORITY, _BEST = (Column(name, name) for name in ("majority@{n}", "best@{n}"))
 _WITHIN = Column("within_problem_auc", "within-problem AUC", percent=False)
+_MIXED = Column(MIXED_BOTH, "AUC, mixed both times", percent=False)
 _AUC = Column("auc", "AUC", percent=False)
 _SCORES = (
     _WITHIN,
@@ -66,8 +67,8 @@ TWO_TURNS: tuple[Column, ...] = (
 first answer spoils none."""
 
 NOTE = (
-    "Held-out problems; mean over the training seeds [95 % interval: bootstrap over problems, and over seeds "
-    "where there are several]. Best in bold."
+    "Held-out problems; mean over the training seeds [95 % interval, over problems and, where there are "
+    "several, seeds]. Best in bold."
 )
 TURNS_NOTE = (
     "Two turns: all figures but acc@t1 are of second answers. Δ = acc@t2 − acc@t1 = M₀→₁ − M₁→₀. M₀→₁ "
@@ -85,12 +86,13 @@ def markdown(results: Mapping[str, Any]) -> str:
         parts += [
             f"## {label}: {task['task']}",
             f"{task['problems']} problems, {task['samples_per_problem']} samples each.",
-            *([TURNS_NOTE] if two_turns(task) else []),
+            *([TURNS_NOTE] if "turns.acc@t1" in task[BEFORE]["metrics"] else []),
             task_table(task),
         ]
         for key, other in (("difference", results["baseline"]), ("gain", BEFORE)):
             rows = {(name,): row[key] for name, row in task["variants"].items() if row.get(key)}
-            table, count = difference_table(["variant"], rows, columns)
+            mixed = [_MIXED] if any(MIXED_BOTH in row for row in rows.values()) else []
+            table, count = difference_table(["variant"], rows, [*columns, *mixed])
             if count:
                 parts += [f"Difference from **{other}** {TESTED.format(count=count)}", table]
     if results["missing"]:
@@ -98,17 +100,12 @@ def markdown(results: Mapping[str, Any]) -> str:
     return "\n\n".join([*parts, *results["notes"]]) + "\n"
 
 
-def two_turns(task: Mapping[str, Any]) -> bool:
-    """Return whether a task's runs were measured in two turns."""
-    return "turns.acc@t1" in task[BEFORE]["metrics"]
-
-
 def columns_of(task: Mapping[str, Any]) -> list[Column]:
     """Return the columns of a task's tables."""
     n = task["samples_per_problem"]
     return [
         replace(column, key=str(column.key).format(n=n), title=column.title.format(n=n))
-        for column in (TWO_TURNS if two_turns(task) else COLUMNS[task["kind"]])
+        for column in (TWO_TURNS if "turns.acc@t1" in task[BEFORE]["metrics"] else COLUMNS[task["kind"]])
     ]
 
 
@@ -152,8 +149,7 @@ def write_results(study: Study, output: Path, runs: Sequence[Run]) -> Path:
         "study": study.name,
         "recipe": Path(study.recipe).stem,
         "baseline": study.baseline,
-        "interval": "95 % bootstrap over problems and seeds; of differences Student's t by Welch over both; "
-        "see reproduce.statistics",
+        "interval": "95 %, over problems and seeds; see selfverify.evaluation.statistics",
         "tasks": tasks,
         "missing": [run.label for run in runs if run.label not in done],
         "notes": [
@@ -257,4 +253,4 @@ def measure_samples(
         if not np.isnan(score).all():
             chosen = (best_weights(score) * quality).sum(-1)
             found[f"best_iou@{table.correct.shape[1]}"] = mean_statistic(chosen)
-    return MeasuredRun.of(found, len(order))
+    return measure_run(found)

@@ -20,7 +20,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from reproduce.statistics import MeasuredRun, difference, pooled
+from reproduce.statistics import MeasuredRun, difference, pooled, ratio_run
 from reproduce.tables import Column, difference_table, figure_table
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.jsonl_store import read_journal
@@ -115,8 +115,7 @@ class RowOfSeed:
         place = {problem: number for number, problem in enumerate(self.problems)}
         chosen = [place[problem] for problem in problems]
         ones = np.ones(len(chosen))
-        parts = {name: (values[chosen], ones) for name, values in self.figures.items()}
-        return MeasuredRun.of_ratios(parts, dict.fromkeys(parts, len(chosen)), 0)
+        return ratio_run({name: (values[chosen], ones) for name, values in self.figures.items()})
 
 
 def of_looks(looked: CappedArrays, epsilons: Mapping[Kind, float]) -> dict[str, RowOfSeed]:

@@ -20,7 +20,7 @@ import typer
 
 from reproduce.by_size import SIZES, columns_for, figures_by_size, sizes_of
 from reproduce.scripts import Overrides, named_folders, script
-from reproduce.statistics import MeasuredRun, pooled
+from reproduce.statistics import MeasuredRun, measure_run, pooled
 from reproduce.tables import Column, figure_table
 from selfverify.cli.options import settings_as_options
 from selfverify.core.config import CommandConfig
@@ -119,7 +119,7 @@ def judgings(
                 "ap": average_precision_statistic(score, table.correct),
                 "scored": mean_statistic((~np.isnan(score)).mean(-1)),
             }
-            found[generator, verifier] = MeasuredRun.of(statistics, len(table.problems))
+            found[generator, verifier] = measure_run(statistics)
     return found
 
 
@@ -130,7 +130,7 @@ def as_markdown(
 
     Categories of more than `MOST_VALUES` values are left out. The last table says how well verifiers judge.
     """
-    places = dict.fromkeys(place for rows in cells.values() for run in rows.values() for place in run.values)
+    places = dict.fromkeys(place for rows in cells.values() for run in rows.values() for place in run)
     values = Counter(name.partition(": ")[0] for name in {place.category for place in places})
     columns = columns_for(p for p in places if values[p.category.partition(": ")[0]] <= MOST_VALUES)
     shown = [(f"## N = {n}", rows, columns) for n, rows in cells.items()]

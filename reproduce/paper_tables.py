@@ -7,20 +7,18 @@ method on one benchmark are its training seeds.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from pydantic import ValidationError
 
 from reproduce.by_size import ALL, TURN_FIGURES, Place, columns_for, figures_by_size, figures_of_turns
 from reproduce.grid_file import BEFORE
 from reproduce.scripts import show
-from reproduce.statistics import MeasuredRun, difference, pooled
+from reproduce.statistics import MeasuredRun, difference, mean_of, pooled
 from reproduce.tables import TESTED, Labels, difference_table, figure_table
 from selfverify.core.config import EvaluationConfig
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
@@ -258,7 +256,6 @@ def paper_tables(rows: Sequence[str], asked: Asked) -> PaperTables:
                 raise ConfigError(
                     f"{one.source.store} holds samples of {turns}; `python -m reproduce.{other}` reads them"
                 )
-        seed = zlib.crc32(benchmark.encode())
         order = list(dict.fromkeys(sample.problem for sample in measured[0].samples))
         seeds = dict.fromkeys((one.source.method for one in measured), 0)
         task, problems = problems_of(measured[0], found.notes) if asked.sizes else (None, {})
@@ -274,12 +271,12 @@ def paper_tables(rows: Sequence[str], asked: Asked) -> PaperTables:
         for one in measured:
             method = one.source.method
             if task is None:
-                run = figures_of_turns(one.samples, order, benchmark, seed)
+                run = figures_of_turns(one.samples, order, benchmark)
                 found.add(TURNS, (method,), seeds[method], run)
             else:
                 by_row = figures_by_size(
                     one.samples, task, problems, asked.strategies, sizes=asked.sizes, headline=asked.score,
-                    columns=shown, order=order, benchmark=benchmark, seed=seed,
+                    columns=shown, order=order, benchmark=benchmark,
                 )  # fmt: skip
                 for (n, chooser), run in by_row.items():
                     found.add(f"N = {n}", (method, _label(chooser)), seeds[method], run)
@@ -315,23 +312,19 @@ def _add_means(found: PaperTables) -> None:
     """Add the mean over benchmarks of each method that has two turns on all of them (AdaPO's Fig. 5)."""
     rows = found.measured.get(TURNS, {})
     runs = [run for of in rows.values() for run in of.values()]
-    benchmarks = list(dict.fromkeys(place.benchmark for run in runs for place in run.values))
+    benchmarks = list(dict.fromkeys(place.benchmark for run in runs for place in run))
     if len(benchmarks) < 2:
         return
     for row, by_seed in rows.items():
         for seed, run in by_seed.items():
             places = {name: [Place(b, ALL, name) for b in benchmarks] for name in TURN_FIGURES}
-            missing = [p.benchmark for p in places[TURN_FIGURES[0]] if p not in run.values]
+            missing = [p.benchmark for p in places[TURN_FIGURES[0]] if p not in run]
             if missing:
                 note = f"{row[0]}: no mean of seed {seed}, as it was not measured on {', '.join(missing)}."
                 found.notes.append(note)
                 continue
             means = {Place(MEAN, ALL, name): of for name, of in places.items()}
-            by_seed[seed] = run | MeasuredRun(
-                {mean: float(np.mean([run.values[p] for p in of])) for mean, of in means.items()},
-                {mean: np.mean([run.draws[p] for p in of], axis=0) for mean, of in means.items()},
-                {mean: sum(run.problems[p] for p in of) for mean, of in means.items()},
-            )
+            by_seed[seed] = run | {mean: mean_of([run[p] for p in of]) for mean, of in means.items()}
 
 
 def compared(found: PaperTables, asked: Asked) -> dict[str, dict[Labels, dict[Place, dict[str, Any]]]]:
@@ -368,12 +361,12 @@ def markdown(found: PaperTables, asked: Asked) -> str:
     differences = compared(found, asked)
     head = ["method", "chosen by"] if asked.sizes else ["method"]
     for title, rows in found.measured.items():
-        columns = columns_for(place for of in rows.values() for run in of.values() for place in run.values)
+        columns = columns_for(place for of in rows.values() for run in of.values() for place in run)
         parts += [f"## {title}", figure_table(head, {row: pooled(of) for row, of in rows.items()}, columns)]
         if title in differences:
             text, count = difference_table(head, differences[title], columns)
             parts += [f"Difference from **{asked.against}** {TESTED.format(count=count)}", text]
-    parts.append("95 % intervals: bootstrap over problems, and over training seeds where there are several.")
+    parts.append("95 % intervals: over problems, and over training seeds where there are several.")
     return "\n\n".join([*parts, *(f"- {note}" for note in found.notes)]) + "\n"
 
 

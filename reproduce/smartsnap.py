@@ -21,9 +21,8 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.files import write_json
 from selfverify.evaluation.breakdown import ACCURACY
 from selfverify.experiments.registry import TASKS
-from selfverify.reports.run_data import is_evaluation, read_metrics
+from selfverify.reports.run_data import STAGES, is_evaluation, read_metrics
 
-STAGES = ("before", "after")
 FIGURES = ("SR", "Sub-SR", "RRR", "ROR")
 """The paper's columns of Table 2, as AndroidLab computes them (`selfverify.agents.reward`)."""
 TABLE_2 = (
@@ -148,13 +147,12 @@ def _figure(metrics: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {"mean": curve[-1], "interval": of.get("intervals", {}).get(RULE)}
 
 
-def markdown(tables: Tables, paper: bool = False, intervals: bool = False, by: str = "app") -> str:
+def markdown(tables: Tables, paper: bool = False, by: str = "app") -> str:
     """The tables as text.
 
     Args:
         tables: What `agent_tables` has collected.
         paper: Add the paper's own rows.
-        intervals: Add 95 % intervals (bootstrap over problems), where they are known.
         by: The heading of what Table 3 divides by.
     """
     head, cited = ["type", "model", "problems"], f"[{PAPER['cited']}]"
@@ -170,12 +168,12 @@ def markdown(tables: Tables, paper: bool = False, intervals: bool = False, by: s
     for name in ("training", "validation") if paper else ():
         shares.append(_shares(dict(zip(PAPER["apps"], PAPER[name], strict=True)), f"{name} {cited}"))
     parts = ["## Table 1: tasks", *(shares or [f"No problem has a category {by!r}."])]
-    parts += ["## Table 2: AndroidLab's figures", figure_table(head, figures, TABLE_2, intervals)]
+    parts += ["## Table 2: AndroidLab's figures", figure_table(head, figures, TABLE_2)]
     for of in (tables.apps, theirs):
         apps = sorted({app for row in of.values() for app in row})
         if apps:
             columns = [Column(app, app, bold=False) for app in apps]
-            parts += [f"## Table 3: SR by {by}", figure_table(head, of, columns, intervals)]
+            parts += [f"## Table 3: SR by {by}", figure_table(head, of, columns)]
     if any(of[str(column.key)]["mean"] is not None for of in tables.figures.values() for column in EVIDENCE):
         parts += ["## Evidence and judges", figure_table(head, tables.figures, EVIDENCE)]
     parts.append(
@@ -205,9 +203,6 @@ def tables(
         ),
     ],
     paper: Annotated[bool, typer.Option("--paper", help="Print the paper's published figures, too.")] = False,
-    intervals: Annotated[
-        bool, typer.Option("--intervals", help="Print 95 % intervals (bootstrap over problems).")
-    ] = False,
     by: Annotated[str, typer.Option(help="The category by which the third table divides problems.")] = "app",
     output: Annotated[Path | None, typer.Option(help="A file for the tables, in Markdown.")] = None,
 ) -> None:
@@ -223,7 +218,7 @@ def tables(
     - `python -m reproduce.smartsnap tables PT:Qwen3-8B=evals/base "FT vanilla:Qwen3-8B=evals/vanilla"
       FT:Qwen3-8B=runs/rl@before RL:Qwen3-8B=runs/rl --paper`
     """
-    show(markdown(agent_tables(runs, by), paper, intervals, by), output)
+    show(markdown(agent_tables(runs, by), paper, by), output)
 
 
 def gains(

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from reproduce.statistics import MeasuredRun, difference, pooled
+from reproduce.statistics import MeasuredRun, difference, pooled, ratio_run
 from reproduce.tables import Column, difference_table, figure_table
 from selfverify.core.errors import ConfigError
 from selfverify.evaluation.samples import StoredSample, read_samples
@@ -71,8 +71,6 @@ FIGURES: Mapping[str, Callable[[Rewards], float | None]] = {
     "submitted": lambda of: float(_submitted(of)),
     "exhibits": lambda of: of.get("evidence"),
     "completeness": lambda of: of.get("sufficient"),
-    "conciseness": lambda of: of.get("excess"),
-    "creativity": lambda of: of.get("evidence_turns"),
     "judged_success": lambda of: of.get("judged_success"),
     "false_positive": lambda of: of.get("judged_success") if of.get("truth") == 0.0 else None,
     "calls": lambda of: of.get("tool_calls"),
@@ -114,7 +112,7 @@ def figures_of(samples: Sequence[StoredSample], overrides: Sequence[str]) -> Mea
     (done, tried), habit = parts["sr"], forgotten(tasks, tuple(overrides))
     parts |= {"sr, habit": (done * habit, tried * habit)}
     parts |= {"sr, other": (done * (1.0 - habit), tried * (1.0 - habit))}
-    return MeasuredRun.of_ratios(parts, dict.fromkeys(parts, len(tasks)), 0)
+    return ratio_run(parts)
 
 
 def measured(model: str, store: Path, overrides: Sequence[str], kinds: Sequence[str]) -> MeasuredRun:

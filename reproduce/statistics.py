@@ -1,84 +1,28 @@
 """Figures of stored runs, pooled over training seeds, and tests of whether one method is better than another.
 
-**Pooling.** A figure of a method is the mean over its training seeds k of S_k, and its interval that of the
-mean of S_k(w) over k, where w draws problems with their samples and seeds are drawn again, too. With one seed
-an interval says how sure the figure is for *that trained model*.
-
-**Tests** are paired over problems and aware of training seeds. The difference of two methods that were
-measured on the same P problems has three sources of error, which are independent:
-
-- **problems**: the variance of the difference over bootstrap draws of the problems. Both methods see the same
-  draws, so that problems which are hard for both do not count;
-- **each method's seeds**: the sample variance of its K figures, divided by K.
-
-Their sum is the squared standard error. The difference in standard errors is compared with Student's t, its
-degrees of freedom by Welch and Satterthwaite: P - 1 for the problems, K - 1 for each method's seeds.
-So few seeds make an interval wide, where a bootstrap over two or three of them would make it too narrow. What
-answers vary by chance is in the first part and in the others too: intervals are a little too wide rather than
-too narrow. One seed tells nothing of how training varies: the test is then about that trained model.
+A run's figures are `selfverify.evaluation.statistics.Measured` by name; all runs that are pooled or compared
+are about the same problems. That module also says how sure means and differences are.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
+from numpy.typing import ArrayLike
 
+from selfverify.evaluation.metrics import MIXED_BOTH
 from selfverify.evaluation.statistics import (
+    Measured,
     Statistic,
-    draws,
-    on_all,
-    percentile_interval,
-    pooled_draws,
-    ratio_draws,
+    compare,
+    interval,
+    measure,
+    on_shared,
+    ratio_statistic,
 )
-from selfverify.selection.rules import Floats
-
-LEVEL = 0.95
-"""Of intervals."""
-
-_NOTHING = 1e-18
-"""A variance of shares that is rounding alone."""
-
-
-def compare(
-    own: Sequence[float],
-    own_draws: Sequence[Floats],
-    other: Sequence[float],
-    other_draws: Sequence[Floats],
-    problems: int,
-) -> dict[str, Any]:
-    """Compare two methods' figures on the same problems.
-
-    Returns:
-        ``difference``, the first minus the second; its 95 % ``interval``; and ``p`` of no difference,
-        two-sided, for this comparison alone. The last two are None where nothing varies by which it could
-        be judged.
-
-    Args:
-        own: The figure of each of K seeds.
-        own_draws: For each of them its values ``[draws]`` on draws of the problems.
-        other: The figure of each of the other method's L seeds.
-        other_draws: Its values on the same draws.
-        problems: P.
-    """
-    found = float(np.mean(own) - np.mean(other))
-    drawn = np.mean(np.stack([*own_draws]), axis=0) - np.mean(np.stack([*other_draws]), axis=0)
-    known = drawn[~np.isnan(drawn)]
-    parts = [(float(np.var(known, ddof=1)) if len(known) > 1 else 0.0, problems - 1)]
-    parts += [(float(np.var(v, ddof=1)) / len(v), len(v) - 1) for v in (own, other) if len(v) > 1]
-    total = sum(variance for variance, _ in parts)
-    if problems < 2 or total < _NOTHING:
-        return {"difference": found, "interval": None, "p": None}
-    degrees = total**2 / sum(variance**2 / d for variance, d in parts)
-    error = math.sqrt(total)
-    reach = float(stdtrit(degrees, (1 + LEVEL) / 2)) * error
-    p = min(1.0, 2 * float(stdtr(degrees, -abs(found) / error)))
-    return {"difference": found, "interval": [found - reach, found + reach], "p": p}
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
@@ -99,52 +43,32 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredRun:
-    """The figures of one trained model, by name or by whatever else tells them apart.
-
-    Args:
-        values: The figures; NaN where one cannot be measured.
-        draws: The figures on every draw of the problems ``[n]``; all runs have the same draws.
-        problems: P of each figure.
-    """
-
-    values: dict[Any, float]
-    draws: dict[Any, Floats]
-    problems: dict[Any, int]
-
-    @classmethod
-    def of(cls, found: Mapping[Any, Statistic], problems: int) -> MeasuredRun:
-        """Measure statistics by name on all ``problems``, and on every draw of them."""
-        return cls(
-            {name: on_all(statistic, problems) for name, statistic in found.items()},
-            {name: draws(statistic, problems) for name, statistic in found.items()},
-            dict.fromkeys(found, problems),
-        )
-
-    @classmethod
-    def of_ratios(
-        cls, parts: Mapping[Any, tuple[Floats, Floats]], problems: Mapping[Any, int], seed: int
-    ) -> MeasuredRun:
-        """Measure ratios of two sums over problems ``[P]``; the ``seed`` decides the draws."""
-        above, below = (np.stack([part[side] for part in parts.values()], -1) for side in (0, 1))
-        values, drawn = ratio_draws(above, below, seed)
-        known = {name: k for k, name in enumerate(parts) if not np.isnan(values[k])}
-        return cls(
-            {name: float(values[k]) for name, k in known.items()},
-            {name: drawn[:, k] for name, k in known.items()},
-            {name: problems[name] for name in known},
-        )
-
-    def __or__(self, other: MeasuredRun) -> MeasuredRun:
-        """The figures of both."""
-        return MeasuredRun(
-            self.values | other.values, self.draws | other.draws, self.problems | other.problems
-        )
-
+MeasuredRun = dict[Any, Measured]
+"""The figures of one trained model, by name or by whatever else tells them apart."""
 
 BySeed = Mapping[int, MeasuredRun]
 """The runs of one method by training seed."""
+
+
+def measure_run(found: Mapping[Any, Statistic]) -> MeasuredRun:
+    """Measure statistics by name."""
+    return {name: measure(statistic) for name, statistic in found.items()}
+
+
+def ratio_run(parts: Mapping[Any, tuple[ArrayLike, ArrayLike]]) -> MeasuredRun:
+    """Measure ratios of two sums over problems ``[P]`` by name; those that are undefined are left out."""
+    found = measure_run({name: ratio_statistic(*part) for name, part in parts.items()})
+    return {name: one for name, one in found.items() if not math.isnan(one.value)}
+
+
+def mean_of(figures: Sequence[Measured]) -> Measured:
+    """The mean of figures of one model, each of problems of its own."""
+    return Measured(
+        float(np.mean([one.value for one in figures])),
+        np.concatenate([one.changes for one in figures]) / len(figures),
+        np.concatenate([one.used for one in figures]),
+        all(one.share for one in figures),
+    )
 
 
 def pooled(by_seed: BySeed) -> dict[Any, dict[str, Any]]:
@@ -154,14 +78,13 @@ def pooled(by_seed: BySeed) -> dict[Any, dict[str, Any]]:
     """
     result: dict[Any, dict[str, Any]] = {}
     for name in _names(by_seed):
-        values = {seed: run.values.get(name, math.nan) for seed, run in by_seed.items()}
-        known = {seed: value for seed, value in values.items() if not math.isnan(value)}
-        drawn = [by_seed[seed].draws[name] for seed in known]
+        known = {seed: run[name] for seed, run in _known(by_seed, name).items()}
+        values = {seed: one.value for seed, one in known.items()}
         result[name] = {
-            "mean": float(np.mean([*known.values()])) if known else None,
-            "interval": percentile_interval(pooled_draws(drawn)) if drawn else None,
-            "seed_std": float(np.std([*known.values()], ddof=1)) if len(known) > 1 else None,
-            "per_seed": {str(seed): known.get(seed) for seed in by_seed},
+            "mean": float(np.mean([*values.values()])) if known else None,
+            "interval": interval([*known.values()]) if known else None,
+            "seed_std": float(np.std([*values.values()], ddof=1)) if len(known) > 1 else None,
+            "per_seed": {str(seed): values.get(seed) for seed in by_seed},
         }
     return result
 
@@ -172,7 +95,8 @@ def difference(
     """Return how much higher each figure is than the baseline's, on the same problems.
 
     ``p`` is that of no difference, without correction for other comparisons; it and the interval are None
-    where nothing varies.
+    where nothing varies. `MIXED_BOTH` is the difference of within-problem AUC on the problems that are mixed
+    in both runs of a seed, where these are not the same.
 
     Args:
         by_seed: The runs.
@@ -182,24 +106,26 @@ def difference(
     """
     found: dict[Any, dict[str, Any]] = {}
     for name in _names(by_seed):
-        sides = [
-            {seed: run for seed, run in of.items() if not math.isnan(run.values.get(name, math.nan))}
-            for of in (by_seed, baseline)
-        ]
+        sides = [_known(of, name) for of in (by_seed, baseline)]
         if seeds != "apart":
             sides = [{seed: of[seed] for seed in sides[0] if seed in sides[1]} for of in sides]
         if not all(sides):
             continue
-        own, other = ([run.values[name] for run in of.values()] for of in sides)
-        drawn, others = ([run.draws[name] for run in of.values()] for of in sides)
-        gaps = {} if seeds == "apart" else dict(zip(sides[0], np.subtract(own, other).tolist(), strict=True))
-        if seeds == "paired":
-            drawn = [a - b for a, b in zip(drawn, others, strict=True)]
-            own, other, others = [*gaps.values()], [0.0], [np.zeros_like(drawn[0])]
-        compared = compare(own, drawn, other, others, next(iter(sides[0].values())).problems[name])
-        found[name] = compared | {"per_seed": {str(seed): gap for seed, gap in gaps.items()}}
+        own, other = ([run[name] for run in of.values()] for of in sides)
+        gaps = {} if seeds == "apart" else {s: a - b for s, a, b in zip(sides[0], own, other, strict=True)}
+        compared = compare([*gaps.values()]) if seeds == "paired" else compare(own, other)
+        found[name] = compared | {"per_seed": {str(seed): gap.value for seed, gap in gaps.items()}}
+        pairs = [] if name != "within_problem_auc" or seeds == "apart" else [*zip(own, other, strict=True)]
+        same = [on_shared(a, b) - on_shared(b, a) for a, b in pairs]
+        if any((a.used != b.used).any() for a, b in pairs) and not any(math.isnan(g.value) for g in same):
+            found[MIXED_BOTH] = compare(same)
     return found
 
 
+def _known(by_seed: BySeed, name: Any) -> dict[int, MeasuredRun]:
+    """The runs in which a figure is defined."""
+    return {s: run for s, run in by_seed.items() if name in run and not math.isnan(run[name].value)}
+
+
 def _names(by_seed: BySeed) -> list[Hashable]:
-    return list(dict.fromkeys(name for run in by_seed.values() for name in run.values))
+    return list(dict.fromkeys(name for run in by_seed.values() for name in run))

@@ -36,8 +36,8 @@ Rows = Mapping[Any, Mapping[Any, Mapping[str, Any]]]
 """Figures as `reproduce.statistics` returns them, by a row's words and a column's key."""
 
 TESTED = (
-    "on the same problems and seeds [95 % interval], by Student's t (Welch): the variance over draws of the "
-    "problems, which are paired, and over each side's seeds. Bold where p < .05 after Holm's correction for "
+    "on the same problems and seeds [95 % interval], by Student's t of crossed random effects: of the "
+    "problems, which are paired, and of each side's seeds. Bold where p < .05 after Holm's correction for "
     "the {count} comparisons of the table; with one seed a test is about that trained model."
 )
 
@@ -70,11 +70,11 @@ class Column:
         return f"{self.title} (%)" if self.percent else self.title
 
 
-def figure_table(head: Sequence[str], rows: Rows, columns: Sequence[Column], intervals: bool = True) -> str:
+def figure_table(head: Sequence[str], rows: Rows, columns: Sequence[Column]) -> str:
     """A table of figures; those that look highest are bold, and what is not known is a dash."""
     body = []
     for labels, row in rows.items():
-        cells = [cell(row.get(column.key), "mean", column, intervals) for column in columns]
+        cells = [cell(row.get(column.key), "mean", column) for column in columns]
         best = [labels in _best(rows, column) for column in columns]
         body.append([*labels, *(f"**{c}**" if bold else c for c, bold in zip(cells, best, strict=True))])
     return grid([*head, *(column.heading for column in columns)], body, len(head))
@@ -106,7 +106,7 @@ def _best(rows: Rows, column: Column) -> list[Labels]:
     return [labels for labels, value in shown.items() if value == best and len(shown) > 1]
 
 
-def cell(figure: Mapping[str, Any] | None, name: str, column: Column, intervals: bool = True) -> str:
+def cell(figure: Mapping[str, Any] | None, name: str, column: Column) -> str:
     """A figure, or with ``name`` its ``difference``, with its interval and its spread over seeds."""
     if figure is None or figure[name] is None:
         return "–"
@@ -116,7 +116,7 @@ def cell(figure: Mapping[str, Any] | None, name: str, column: Column, intervals:
         text = f"{value * 100:{sign}.1f}" if column.percent else f"{value:{sign}.3f}"
         return text.replace("-", "−")
 
-    interval = figure["interval"] if column.better and intervals else None
+    interval = figure["interval"] if column.better else None
     spread = f" [{write(interval[0])}, {write(interval[1])}]" if interval else ""
     if column.seeds and figure.get("seed_std") is not None:
         spread += f" ± {figure['seed_std'] * 100:.1f}"

@@ -9,7 +9,7 @@ the same answers: those of the row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,11 +17,12 @@ import typer
 
 from reproduce.matrix import judge_samples
 from reproduce.scripts import script
-from reproduce.statistics import MeasuredRun, pooled
+from reproduce.statistics import MeasuredRun, difference, measure_run, pooled
+from reproduce.tables import TESTED, Column, difference_table, figure_table
 from selfverify.core.files import write_json
 from selfverify.core.problem import Problem
 from selfverify.evaluation.evaluate import HeldOut
-from selfverify.evaluation.metrics import SampleTable, statistics
+from selfverify.evaluation.metrics import MIXED_BOTH, SampleTable, statistics
 from selfverify.evaluation.samples import StoredSample, read_samples, with_rule_scores
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
@@ -29,20 +30,27 @@ from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Task
 from selfverify.verifiers.policy_verifiers import PolicyJudge
 
-COLUMNS = {
-    "written AUC": ("sampled", "within_problem_auc"),
-    "soft AUC": ("soft", "within_problem_auc"),
-    "written AUC where the text rule passes": ("passing", "within_problem_auc"),
-    "best@8 by written": ("sampled", "best@8"),
-    "vote@8 by written": ("sampled", "weighted@8"),
-    "majority@8": ("sampled", "majority@8"),
-    "pass@1": ("sampled", "pass@1"),
-}
+AUC, BEST = "within_problem_auc", "best@8"
+COLUMNS = [
+    Column(("sampled", AUC), "written AUC", percent=False),
+    Column(("soft", AUC), "soft AUC", percent=False),
+    Column(("passing", AUC), "written AUC where the text rule passes", percent=False),
+    Column(("sampled", BEST), "best@8 by written"),
+    Column(("sampled", "weighted@8"), "vote@8 by written"),
+    Column(("sampled", "majority@8"), "majority@8"),
+    Column(("sampled", "pass@1"), "pass@1"),
+]
+CHANGES = [
+    Column(("gain", AUC), "written AUC − before", percent=False),
+    Column(("gain", MIXED_BOTH), "on problems mixed both times", percent=False),
+    Column(("expected_ahead", AUC), "`expected` − it: written AUC", percent=False),
+    Column(("expected_ahead", MIXED_BOTH), "on problems that both leave mixed", percent=False),
+]
 VERIFIERS = {
-    "text rule": "text_rule",
-    "text rule that compares with the transcription": "text_rule_read",
-    "log-prob of the answer": "logprob",
-    "the start's score": "start",
+    "text_rule": "text rule",
+    "text_rule_read": "text rule that compares with the transcription",
+    "logprob": "log-prob of the answer",
+    "start": "the start's score",
 }
 
 
@@ -68,13 +76,6 @@ def all_scores(
     return found
 
 
-def runs_of(folder: Path) -> Iterator[tuple[str, int, Path]]:
-    """Yield each finished run's arm, seed and samples."""
-    for run in sorted(folder.glob("*/seed-*"), key=lambda path: (path.parent.name, int(path.name[5:]))):
-        if (run / "metrics.json").is_file():
-            yield run.parent.name, int(run.name[5:]), run / "samples-after.jsonl"
-
-
 def tables(
     study: Annotated[Path, typer.Argument(help="The folder of the study `adpo-digits-blind`.")],
     start: Annotated[
@@ -89,33 +90,40 @@ def tables(
     held_out = HeldOut(task, recipe.evaluation)
     problems = {p.id: p for p in held_out.make(range(held_out.total)).values()}
     policy = Policy.load(start, device="cpu") if start else None
-    shown = {title: name for title, name in VERIFIERS.items() if start or name != "start"}
-    metrics = {metric for _, metric in COLUMNS.values()}
+    shown = {name: title for name, title in VERIFIERS.items() if start or name != "start"}
+    metrics = {AUC, BEST, "weighted@8", "majority@8", "pass@1"}
     arms: dict[str, dict[str, dict[int, MeasuredRun]]] = {}
-    for arm, seed, file in [("before", 0, folder / "before" / "samples.jsonl"), *runs_of(folder)]:
+    files = {("before", 0): folder / "before" / "samples.jsonl"}
+    for done in sorted(folder.glob("*/seed-*/metrics.json")):
+        files[done.parents[1].name, int(done.parent.name[5:])] = done.with_name("samples-after.jsonl")
+    for (arm, seed), file in files.items():
         samples = all_scores(file, task, problems, policy)
-        for reading in ("sampled", "soft", "passing", *shown.values()):
+        for reading in ("sampled", "soft", "passing", *shown):
             found = statistics(SampleTable.from_samples(samples, [*problems], headline=reading))
-            run = MeasuredRun.of({name: found[name] for name in metrics & found.keys()}, len(problems))
+            run = measure_run({name: found[name] for name in metrics & found.keys()})
             arms.setdefault(arm, {}).setdefault(reading, {})[seed] = run
+    changes = {}
+    for arm in list(arms)[1:]:
+        own, best = arms[arm]["sampled"], arms.get("expected", arms[arm])["sampled"]
+        gained = difference(own, dict.fromkeys(own, arms["before"]["sampled"][0]))
+        changes[arm] = {"gain": gained, "expected_ahead": {} if own is best else difference(best, own)}
     values = {arm: {r: pooled(by_seed) for r, by_seed in of.items()} for arm, of in arms.items()}
-    print(f"{len(problems)} problems x 8\n\n| arm | seeds | {' | '.join(COLUMNS)} |")
-    print(f"|---|---|{'---|' * len(COLUMNS)}")
-    for arm, of in values.items():
-        cells = [cell(of[reading][metric]) for reading, metric in COLUMNS.values()]
-        print(f"| {arm} | {len(arms[arm]['sampled'])} | {' | '.join(cells)} |")
-    print(f"\n| AUC, best@8 on the arm's answers | {' | '.join(shown)} |\n|---|{'---|' * len(shown)}")
-    for arm, of in values.items():
-        cells = [f"{cell(of[n]['within_problem_auc'])}, {cell(of[n]['best@8'])}" for n in shown.values()]
-        print(f"| {arm} | {' | '.join(cells)} |")
+    rows = {(arm, str(len(arms[arm]["sampled"]))): _flat(of) for arm, of in values.items()}
+    told = [
+        Column((name, metric), f"{title}: {short}", percent=metric == BEST)
+        for name, title in shown.items()
+        for metric, short in ((AUC, "AUC"), (BEST, BEST))
+    ]
+    typer.echo(f"{len(problems)} problems x 8\n\n{figure_table(['arm', 'seeds'], rows, COLUMNS)}")
+    typer.echo(f"\nVerifiers of the arm's answers:\n\n{figure_table(['arm', 'seeds'], rows, told)}")
+    table, count = difference_table(["arm"], {(arm,): _flat(of) for arm, of in changes.items()}, CHANGES)
+    typer.echo(f"\nDifferences {TESTED.format(count=count)}\n\n{table}")
     if output:
-        write_json(output, {"problems": len(problems), "samples": 8, "arms": values})
+        write_json(output, {"problems": len(problems), "samples": 8, "arms": values, "changes": changes})
 
 
-def cell(figure: Mapping[str, Any]) -> str:
-    """Return a mean with its interval, three digits each, as Markdown."""
-    low, high = figure["interval"]
-    return f"{figure['mean']:.3f} ({low:.3f}–{high:.3f})".replace("0.", ".")
+def _flat(of: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], Any]:
+    return {(name, metric): figure for name, own in of.items() for metric, figure in own.items()}
 
 
 app = script(tables)

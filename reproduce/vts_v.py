@@ -11,22 +11,27 @@ from typing import Annotated, Any
 import typer
 
 from reproduce.looking_gains import compared
+from reproduce.mathvista import published_accuracy
 from reproduce.scripts import Overrides, named_folders, script, show
 from reproduce.tables import grid, number, percent, published
 from selfverify.cli.options import say, settings_as_options
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import read_regular, write_json
+from selfverify.evaluation.extraction import SELF, PolicyExtractor
 from selfverify.experiments.recipe import Recipe, build_recipe, recipe_task
 from selfverify.experiments.recipe_yaml import Document
 from selfverify.experiments.run import evaluate_recipe
+from selfverify.policy.policy import Policy
 from selfverify.visual.config import VisualConfig
 from selfverify.visual.episode import STEPS
 from selfverify.visual.task import INSTRUCTION
 from selfverify.visual.tools.gallery import CROP_HIT
 
-WITHOUT, MARKED, WITH = "without looking", "set of mark", "looking"
-"""Ways of answering: at first sight, with numbers on the images, with tools."""
+ZERO, WITHOUT, MARKED = "zero-shot", "without looking", "set of mark"
+WITH, UNVERIFIED = "looking", "looking without verifier"
+"""Ways of answering: at once; with thoughts first; with numbers on the images; with tools, until a verifier
+ends it where there is one; and without that one."""
 COLUMNS = ("sub_task", "category")
 """Columns by which results are divided, the first that a file has: BLINK's, then the others'."""
 LEFT_OUT = ("IQ_Test", "IQ-Test")
@@ -36,7 +41,9 @@ LEFT_OUT = ("IQ_Test", "IQ-Test")
 Row = dict[str, Any]
 """How one way of answering has done.
 
-- ``name``: `WITHOUT`, `MARKED` or `WITH`;
+- ``name``: one of the ways;
+- ``why``: why there are no figures, such as with a model that cannot be shown images in later turns;
+- ``published``: of MathVista, with an extractor, accuracy as it is published (`reproduce.mathvista`);
 - ``accuracy``: over all questions, with the tasks that are left out of the mean;
 - ``mean``: over the tasks (macro-average), without `LEFT_OUT`;
 - ``tasks``: accuracy by task;
@@ -66,6 +73,10 @@ class BenchSettings(CommandConfig):
     split: str | None = None
     """The split to read, where there are several (BLINK: val)."""
 
+    extractor: str | None = None
+    """The model that finds answers which the rules cannot read, or `self`, as in `selfverify eval`. MathVista
+    is then also scored as published."""
+
     marks: bool = False
     """Answer also with numbers on the parts of images (Set-of-Mark), without looking."""
 
@@ -75,8 +86,8 @@ class BenchSettings(CommandConfig):
 def run_bench(data: Path, settings: BenchSettings, overrides: Sequence[str]) -> list[Row]:
     """Answer a benchmark's questions without and with looking.
 
-    Called again, it goes on where it was stopped. ``OUTPUT/without``, ``OUTPUT/marked`` and
-    ``OUTPUT/looking`` are folders of evaluations, and ``OUTPUT/bench.json`` has the rows, for `look_tables`.
+    Called again, it goes on where it was stopped. Below ``OUTPUT`` each way of answering has a folder of its
+    evaluation, and ``OUTPUT/bench.json`` has the rows, for `look_tables`.
 
     Args:
         data: The benchmark's file or folder.
@@ -89,17 +100,47 @@ def run_bench(data: Path, settings: BenchSettings, overrides: Sequence[str]) -> 
     """
     test = {"path": str(data), "format": settings.format, "split": settings.split}
     look = settings.look.model_dump(mode="json")
+    unverified = look | {
+        "stop": "never",
+        "verifier": None,
+        "verifier_base": None,
+        "rule": None,
+        "epsilon": None,
+    }
     asked: list[tuple[str, str, dict[str, Any]]] = [
-        (WITHOUT, "without", {"name": "math", "test": test, "instruction": INSTRUCTION}),
+        (ZERO, "zero-shot", {"name": "math", "test": test, "score": False, "form": "answer"}),
+        (WITHOUT, "without", {"name": "math", "test": test, "score": False, "instruction": INSTRUCTION}),
         *([(MARKED, "marked", {"name": "marked", "test": test})] if settings.marks else []),
+        (UNVERIFIED, "unverified", {"name": "look", "test": test, "look": unverified}),
         (WITH, "looking", {"name": "look", "test": test, "look": look}),
     ]
+    if settings.look.stop != "verifier":
+        del asked[-2]
     recipes = [(name, folder, _recipe(settings, task, overrides)) for name, folder, task in asked]
     _refuse_without_images(recipes[-1][2], data)
-    output = settings.output
-    rows = [row_of(name, evaluate_recipe(recipe, output=output / folder)) for name, folder, recipe in recipes]
-    write_json(output / BENCH, {"data": str(data), "model": settings.model, "rows": rows})
+    output, rows = settings.output, list[Row]()
+    for name, folder, recipe in recipes:
+        try:
+            row = row_of(name, evaluate_recipe(recipe, output=output / folder))
+        except (ConfigError, DataError) as error:
+            if name not in (WITH, UNVERIFIED):
+                raise
+            row = {"name": name, "tasks": {}, "lost": 0, "why": str(error)}
+        rows.append(row)
+    benched = {"data": str(data), "model": settings.model, "rows": rows}
+    if settings.extractor is not None and benchmark_of(benched) == "mathvista":
+        extractor = _extractor(recipes[0][2], settings.extractor)
+        for row, (_, folder, recipe) in zip(rows, recipes, strict=True):
+            if "why" not in row:
+                row["published"] = published_accuracy(output / folder, recipe_task(recipe), extractor)
+    write_json(output / BENCH, benched)
     return rows
+
+
+def _extractor(recipe: Recipe, path: str) -> PolicyExtractor:
+    return PolicyExtractor(
+        Policy.load(recipe.policy if path == SELF else recipe.policy.for_model(path)), path
+    )
 
 
 def _refuse_without_images(recipe: Recipe, data: Path) -> None:
@@ -129,7 +170,7 @@ def _recipe(settings: BenchSettings, task: dict[str, Any], overrides: Sequence[s
         "method": {"name": "grpo"},
         "sampling": {"max_new_tokens": 512},
         "learner": {"steps": 1},
-        "evaluation": {"samples": 1, "temperature": 0.0},
+        "evaluation": {"samples": 1, "temperature": 0.0, "extractor": settings.extractor},
     }
     document = Document("bench", plain)
     for override in overrides:
@@ -176,12 +217,14 @@ def _first(figures: Mapping[str, Any], name: str) -> float | None:
     return None if curve[0] is None else float(curve[0])
 
 
-NAMED = {WITH: " + VTS-V", MARKED: " + SoM"}
+NAMED = {WITH: " + VTS-V", UNVERIFIED: " + VTS-V w/o verifier", MARKED: " + SoM", WITHOUT: " + CoT"}
 """What the paper calls ways of answering, behind the model's name."""
 
 
 PAPER = published("vts_v")
 """What the authors report."""
+THIRD, PARTS = "Visual_Correspondence", (WITH, UNVERIFIED, ZERO)
+"""Table 3's task, and the ways that are its rows."""
 
 
 def look_tables(named: Sequence[tuple[str, Path]], paper: bool = False) -> str:
@@ -198,6 +241,8 @@ def look_tables(named: Sequence[tuple[str, Path]], paper: bool = False) -> str:
     """
     blink: list[list[str]] = []
     general: dict[str, dict[str, float]] = {}
+    parts: dict[str, list[float | None]] = {}
+    whys: list[str] = []
     for name, folder in named:
         benched = read_bench(folder)
         benchmark = benchmark_of(benched)
@@ -206,27 +251,39 @@ def look_tables(named: Sequence[tuple[str, Path]], paper: bool = False) -> str:
             raise ConfigError(f"{folder}: {benched['data']} is none of the paper's benchmarks: {known}")
         for row in benched["rows"]:
             model = name + NAMED.get(row["name"], "")
+            if "why" in row:
+                whys.append(f"{model}: {row['why']}")
             if benchmark == "blink":
-                tasks = [row["tasks"].get(task) for task in PAPER["blink"]]
-                blink.append([model, *(number(v if v is None else 100 * v) for v in (*tasks, row["mean"]))])
-            else:
-                general.setdefault(model, {})[benchmark] = 100 * row["accuracy"]
+                tasks = [row["tasks"].get(task) for task in (*PAPER["blink"], THIRD)]
+                *of_tasks, mean, third = (
+                    v if v is None else 100 * v for v in (*tasks[:-1], row.get("mean"), tasks[-1])
+                )
+                blink.append([model, *map(number, (*of_tasks, mean))])
+                if row["name"] in PARTS:
+                    parts.setdefault(name, [None] * len(PARTS))[PARTS.index(row["name"])] = third
+            elif (accuracy := row.get("published", row.get("accuracy"))) is not None:
+                general.setdefault(model, {})[benchmark] = 100 * accuracy
     rest = [
         [model, *(number(found.get(name)) for name in PAPER["general"])] for model, found in general.items()
     ]
-    third = []
+    # Where no verifier ends it, what looks is no full VTS-V.
+    ours = {name: few if few[1] is not None else [None, few[0], few[2]] for name, few in parts.items()}
+    head, columns = [*ours], [*ours.values()]
     if paper:
         blink += [[*_cited(row["model"], row["values"]), number(row["mean"])] for row in PAPER["table_1"]]
         rest += [_cited(row["model"], row["values"]) for row in PAPER["table_2"]]
-        parts = zip(*PAPER["table_3"].values(), strict=True)
-        third = list(map(_cited, ("full", "w/o verifier"), parts))
+        head += [f"{name} [{PAPER['cited']}]" for name in PAPER["table_3"]]
+        columns += PAPER["table_3"].values()
+    labels = ("full", "w/o verifier", "w/o VTS-V")
+    third_body = [[label, *(number(column[n]) for column in columns)] for n, label in enumerate(labels)]
     of_third = "Table 3: the verifier's part (it seems to be BLINK's Visual Correspondence alone)"
     found = (
         ("Table 1: BLINK", ["model", *PAPER["blink"].values(), "Avg"], blink),
         ("Table 2: general benchmarks", ["model", *PAPER["general"].values()], rest),
-        (of_third, ["", *PAPER["table_3"]], third),
+        (of_third, ["", *head], third_body if columns else []),
     )
-    return "\n\n".join(f"{title}\n\n{grid(head, body)}" for title, head, body in found if body) + "\n"
+    tables = [f"{title}\n\n{grid(head, body)}" for title, head, body in found if body]
+    return "\n\n".join([*tables, *whys]) + "\n"
 
 
 def _cited(model: str, values: Sequence[float | None]) -> list[str]:
@@ -267,7 +324,7 @@ def bench(
     settings: BenchSettings,
     override: Overrides = None,
 ) -> None:
-    """Answer a benchmark's questions without and with looking, and compare both task by task.
+    """Answer a benchmark's questions without and with looking, and compare task by task, and with the paper.
 
     BLINK, V*, MMStar, MathVista and HR-Bench are read as they were published, and whatever else the task
     `math` reads. Called again, the command goes on where it was stopped.
@@ -284,18 +341,24 @@ def bench(
     rows = run_bench(data, settings, override or [])
     if lost := sum(row["lost"] for row in rows):
         say(f"{lost} conversations broke off, which count as wrong; the log says why", "yellow")
+    for row in rows:
+        if "why" in row:
+            say(f"{row['name']}: {row['why']}", "yellow")
     tasks = list(dict.fromkeys(task for row in rows for task in row["tasks"]))
+    shares = ("mean", "accuracy", "published", "crop_hit")
     body = [
         [
             row["name"],
             *(percent(row["tasks"].get(task)) for task in tasks),
-            *(percent(row[name]) for name in ("mean", "accuracy", "crop_hit")),
-            number(row["steps"]),
+            *(percent(row.get(name)) for name in shares),
+            number(row.get("steps")),
         ]
         for row in rows
     ]
     typer.echo(f"{data.name}: {rows[0]['problems']} questions, in percent\n")
-    typer.echo(grid(["", *tasks, "mean of tasks", "all", "crop hit", "steps"], body))
+    typer.echo(grid(["", *tasks, "mean of tasks", "all", "as published", "crop hit", "steps"], body))
+    if benchmark_of(read_bench(settings.output)) is not None:
+        typer.echo(f"\n{look_tables([(settings.model, settings.output)], paper=True)}")
 
 
 def tables(

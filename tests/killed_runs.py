@@ -26,7 +26,9 @@ from selfverify.tasks.base import Task
 
 TESTS = Path(__file__).parent
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["selfverify.experiments.run", "transformers.models.qwen2_5_vl"])
+FORKS.set_forkserver_preload(
+    ["selfverify.experiments.run", "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl"]
+)
 
 
 def train(

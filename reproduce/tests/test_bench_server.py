@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from tests.data.test_vstar import write
 from typer.testing import CliRunner
 
+from reproduce.mathvista import published_accuracy
 from reproduce.vts_v import app, row_of
 from selfverify.core.errors import DataError
+from selfverify.core.jsonl_store import open_journal
+from selfverify.evaluation.samples import StoredProblem, StoredSample
 from selfverify.experiments.registry import make_task
+from selfverify.tasks.math import Math, MathConfig
 from serving_servers import Body, FakeUpstream, Loop
 
 STEP = json.dumps(
@@ -54,38 +60,49 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def test_a_server_answers(servers: Loop, bench: Bench) -> None:
-    """Three rows; asked again, nothing is asked of the server."""
+    """Four rows, the paper's beside them; asked again, nothing is asked of the server."""
     fake = FakeUpstream(write=looks_once, knows_logprobs=False)
     address = servers.upstream(fake)
-    rows, _ = bench.run(address, "--marks")
-    assert [row["name"] for row in rows] == ["without looking", "set of mark", "looking"]
+    rows, shown = bench.run(address, "--marks")
+    assert [row["name"] for row in rows] == ["zero-shot", "without looking", "set of mark", "looking"]
+    assert "| m + SoM | " in shown.output and "| Qwen2.5VL-7B [Bai et al. 2025] | 73.30 |" in shown.output
     share = sum("A" in str(target) for target in bench.targets) / 4
-    assert 0 <= share < 1 and [row["accuracy"] for row in rows] == [share] * 3
+    assert 0 <= share < 1 and [row["accuracy"] for row in rows] == [share] * 4
     assert all(set(row["tasks"]) == {"direct_attributes", "relative_position"} for row in rows)
     assert rows[0]["mean"] == sum(rows[0]["tasks"].values()) / 2 and rows[0]["problems"] == 4
-    assert rows[0]["steps"] is None and rows[2]["steps"] == 1.0 and rows[2]["crop_hit"] == 0.5
+    assert rows[0]["steps"] is None and rows[3]["steps"] == 1.0 and rows[3]["crop_hit"] == 0.5
     answered = [body for body in fake.seen if "logprobs" not in body]  # others are refused
-    assert {body["model"] for body in fake.seen} == {"m"} and len(answered) == 4 + 4 + 8
+    assert {body["model"] for body in fake.seen} == {"m"} and len(answered) == 4 + 4 + 4 + 8
     count = len(fake.seen)
     assert bench.run(address, "--marks")[0] == rows and len(fake.seen) == count
     images = list((bench.output / "looking" / "images").iterdir())
     assert images and (bench.output / "looking" / "samples.jsonl").is_file()
 
 
-@pytest.mark.parametrize(
-    ("status", "said"),
-    [
-        (500, r"the server failed on .*the same call goes on"),
-        (400, "no question of the benchmark was answered"),
-    ],
-)
-def test_conversations_that_break_off(servers: Loop, bench: Bench, status: int, said: str) -> None:
-    """A failing server ends the command. Where there are only conversations that a server refuses to go on
-    with, there is no row."""
-    fake = FakeUpstream(write=looks_once, knows_logprobs=False)
-    fake.fault = lambda body: status if len(body["messages"]) > 1 else None
-    with pytest.raises(AssertionError, match=said):
-        bench.run(servers.upstream(fake))
+def test_conversations_that_break_off(servers: Loop, bench: Bench) -> None:
+    """A failing server ends the command, and what is missing is asked for by the next one. A conversation
+    that a server refuses to go on with counts as wrong and is counted; where there are only such, the row
+    says why it has no figures."""
+    fault = [500]
+    fake = FakeUpstream(
+        write=looks_once,
+        knows_logprobs=False,
+        fault=lambda body: fault[0] if len(body["messages"]) > 1 and fault[0] else None,
+    )
+    address = servers.upstream(fake)
+    with pytest.raises(AssertionError, match=r"the server failed on .*the same call goes on"):
+        bench.run(address)
+    first = sum(len(body["messages"]) == 1 and "action_name" not in str(body) for body in fake.seen)
+    fault[0] = 0
+    (*_, looking), shown = bench.run(address)
+    assert looking["lost"] == 0 and looking["problems"] == 4 and "broke off" not in shown.stderr
+    assert first == sum(
+        len(body["messages"]) == 1 and "action_name" not in str(body) for body in fake.seen
+    ), "the questions at first sight are not asked again"
+    fault[0], bench.output = 400, bench.output.with_name("other")
+    (*_, first_sight, looking), shown = bench.run(address)
+    assert "no question of the benchmark was answered" in looking["why"] and "why" not in first_sight
+    assert f"looking: {looking['why']}" in shown.stderr and f"m + VTS-V: {looking['why']}" in shown.output
 
 
 def test_rows_by_hand() -> None:
@@ -107,3 +124,109 @@ def test_rows_by_hand() -> None:
         row_of("looking", summary | {"conversations": {"lost": 1.0}})
     with pytest.raises(DataError, match="could be used"):
         row_of("looking", {"problems": 0})
+
+
+QUESTION = {"question": "Which one?", "image": "a.png"}
+FIXTURES: dict[str, list[dict[str, Any]]] = {
+    "BLINK": [
+        {"idx": f"{task}_{n}", "sub_task": task, "question": "Which?", "choices": ["the second image", "B"],
+         "answer": "(A)", "image_1": "a.png", "image_2": "a.png"}
+        for task in ("Visual_Correspondence", "Jigsaw", "IQ_Test") for n in range(2)
+    ],
+    "MMStar": [QUESTION | {"index": 0, "question": "Which one?\nOptions: A: red, B: blue", "answer": "A",
+                           "category": "math", "l2_category": "geometry"}],
+    "MathVista": [
+        QUESTION | {"pid": "1", "choices": ["red", "blue"], "answer": "red", "question_type": "multi_choice",
+                    "answer_type": "text", "precision": None},
+        QUESTION | {"pid": "2", "choices": None, "answer": "1.2", "question_type": "free_form",
+                    "answer_type": "float", "precision": 1.0},
+    ],
+    "options": [
+        {"id": "validation_Art_1", "question": "Which is like <image 1>?",
+         "options": "['<image 2>', '<image 3>']", "answer": "A",
+         "image_1": "a.png", "image_2": "a.png", "image_3": "a.png"},
+    ],
+}  # fmt: skip
+"""Columns as published; the last are MMMU's, with options that are images."""
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "shares"),
+    [
+        ("BLINK", ANSWER, {"mean": 1.0, "accuracy": 1.0}),
+        ("MMStar", ANSWER, {"accuracy": 1.0}),
+        ("MathVista", "<think>.</think><answer>1.21</answer>", {"accuracy": 0.5, "published": 0.0}),
+        ("options", "<think>.</think><answer>image 2</answer>", {"accuracy": 1.0}),
+    ],
+)
+def test_the_papers_benchmarks(
+    name: str, said: str, shares: dict[str, float], tmp_path: Path, servers: Loop
+) -> None:
+    """Files with the published columns; the tables have the paper's shape and figures."""
+    data = tmp_path / f"{name}.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in FIXTURES[name]))
+    Image.new("RGB", (64, 48)).save(tmp_path / "a.png")
+
+    def write(body: Body, number: int) -> str:
+        asked = str(body["messages"][-1])
+        if "Call no more tools" in asked:
+            assert "Keep to the form <think>" in asked, "the form is named again"
+            return said
+        if "action_name" in asked:
+            return STEP
+        return said if "<think>" in asked else said.removeprefix("<think>.</think>")
+
+    address = servers.upstream(FakeUpstream(write=write, knows_logprobs=False))
+    output = tmp_path / "out"
+    extractor = ["--extractor", "builtin:digits"] if name == "MathVista" else []
+    told = ["--model", "m", "--output", str(output), "--tool", "crop", "--max-steps", "1", *extractor]
+    words = ["bench", str(data), "--server", address, *told]
+    shown = CliRunner().invoke(app, words)
+    assert shown.exit_code == 0, shown.output
+    rows = json.loads((output / "bench.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == ["zero-shot", "without looking", "looking"]
+    for row in rows:
+        assert {share: row[share] for share in shares} == shares, row["name"]
+    titles = [f"Table {n}" for n in (1, 2, 3) if f"Table {n}" in shown.output]
+    assert titles == ([] if name == "options" else ["Table 1", "Table 2", "Table 3"])
+    if name == "BLINK":
+        assert "| m + VTS-V | – | – | 100.00 | 100.00 |" in shown.output
+        assert "| w/o VTS-V | 100.00 | 40.70 |" in shown.output
+
+
+class Copying:
+    """An extractor that finds what stands behind "is"."""
+
+    name = "copying"
+
+    def extract(self, problems: Any, responses: list[str]) -> list[str | None]:
+        return [said.rpartition("is ")[2] or None for said in responses]
+
+
+@pytest.mark.parametrize(
+    ("answer", "choices", "kind", "said", "right"),
+    [
+        ("red", ["red", "blue"], "text", "red", True),
+        ("red", ["red", "blue"], "text", "It is (a)", True),
+        ("red", ["red", "blue"], "text", "It is reddish", True),  # the most similar one
+        ("red", ["red", "blue"], "text", "It is B", False),
+        ("4", None, "integer", "It is 4.0", True),
+        ("4", None, "integer", "4", True),
+        ("4", None, "integer", "It is four", False),
+        ("1.2", None, "float", "It is 1.24", True),
+        ("1.2", None, "float", "1.26", False),
+        ("[1, 2]", None, "list", "It is [1, 2]", True),
+        ("4", None, "integer", "", False),
+    ],
+)
+def test_mathvista_as_published(
+    answer: str, choices: list[str] | None, kind: str, said: str, right: bool, tmp_path: Path
+) -> None:
+    """As its repository extracts and compares, worked by hand."""
+    row = {"pid": "1", "question": "Which?", "choices": choices, "answer": answer, "answer_type": kind,
+           "precision": 1.0 if kind == "float" else None}  # fmt: skip
+    task = Math(MathConfig(score=False), {"test": [row]})
+    sample = StoredSample("p", 0, said, None, None, False, {}, {}, 1, None, "stop", 0)
+    path = tmp_path / "samples.jsonl"
+    open_journal(path, StoredProblem, {})[0].append(asdict(StoredProblem(0, "d", [sample])))
+    assert published_accuracy(tmp_path, task, Copying()) == float(right)

@@ -10,6 +10,7 @@ from reproduce.grid_results import columns_of, measure_samples, task_results, ta
 from reproduce.statistics import difference, pooled
 from reproduce.tables import difference_table
 from samples import sample
+from selfverify.evaluation.metrics import MIXED_BOTH
 from selfverify.evaluation.samples import CORRECT_1, StoredSample
 from selfverify.experiments.recipe import load_recipe
 
@@ -43,20 +44,20 @@ def test_pooling_over_seeds_by_hand() -> None:
     assert found["pass@1"]["mean"] == pytest.approx(0.625)
     assert found["pass@1"]["per_seed"] == {"0": 0.5, "7": 0.75}
     assert found["pass@1"]["seed_std"] == pytest.approx(0.25 / 2**0.5)
-    # A sixteenth of all draws has seed 7 twice and p0 twice, where it is 1; nothing is below .5.
-    assert found["pass@1"]["interval"] == pytest.approx([0.5, 1.0])
+    low, high = found["pass@1"]["interval"]
+    assert 0 < low < 0.05 and 0.95 < high < 1, "two seeds and two problems say next to nothing"
     assert found["best@2"]["mean"] == pytest.approx(0.75)
     assert found["within_problem_auc"]["mean"] == pytest.approx(0.75)
     assert found["auc"]["mean"] == pytest.approx((0.75 + 1) / 2)
     assert found["score_is_1"]["per_seed"] == {"0": 0.0, "7": 0.25}
     gain = difference({7: by_seed[7]}, {7: by_seed[0]})
     assert gain["best@2"]["difference"] == pytest.approx(0.5)
-    # Nothing in p0, everything in p1: a standard error of 1/sqrt(8), times 12.7 at one degree of freedom.
+    # Nothing in p0, everything in p1: a standard error of 1/2, times 12.7 at one degree of freedom.
     low, high = gain["best@2"]["interval"]
-    assert (low + high) / 2 == pytest.approx(0.5) and (high - low) / 2 == pytest.approx(
-        12.706 / 8**0.5, rel=0.05
-    )
-    assert gain["best@2"]["p"] == pytest.approx(0.39, abs=0.03)
+    assert (low + high) / 2 == pytest.approx(0.5) and (high - low) / 2 == pytest.approx(12.706 / 2, rel=1e-4)
+    assert gain["best@2"]["p"] == pytest.approx(0.5)
+    # Of the first p0 and p1 are mixed, of the second p1 alone.
+    assert gain[MIXED_BOTH] == {"difference": pytest.approx(1.0), "interval": None, "p": None}
 
 
 def test_what_cannot_be_measured_is_none_and_seeds_without_it_are_left_out() -> None:
@@ -95,8 +96,8 @@ def test_tables_show_the_best_in_bold_and_differences_that_are_sure() -> None:
     found = task_results(FIRST, samples, {"adpo": recipe, "other": recipe}, "adpo")
     head, _, before, adpo, other = (line.split(" | ") for line in task_table(found).splitlines())
     place = head.index("pass@1 (%)")
-    assert (before[place], adpo[place]) == ("50.0 [50.0, 50.0]",) * 2
-    assert other[place] == "**75.0 [50.0, 100.0]**"
+    assert (before[place], adpo[place]) == ("50.0",) * 2, "nothing varies"
+    assert other[place].startswith("**75.0 [")
     assert [row[0] for row in (before, adpo, other)] == ["| before", "| adpo", "| other"]
     best = head.index("oracle@2 (%)")
     assert all(row[best].startswith("**100.0") for row in (before, adpo, other)), "equal ones share the bold"
@@ -106,7 +107,7 @@ def test_tables_show_the_best_in_bold_and_differences_that_are_sure() -> None:
     assert tested == sum(" [" in cell for cell in other)
     # One of the tested comparisons is sure enough for all of them, and one for itself alone.
     own = found["variants"]["other"]["difference"]
-    own["auc"] |= {"interval": [0.1, 0.4], "p": 0.04 / tested}
+    own["auc"] |= {"interval": [0.1, 0.4], "p": 0.01 / tested}
     own["pass@1"] |= {"p": 0.04}
     other = differences(found)[0].splitlines()[2].split(" | ")
     assert other[head.index("AUC")] == "**+0.250 [+0.100, +0.400]**"
@@ -141,5 +142,5 @@ def test_two_turns_have_a_table_of_their_own() -> None:
         "acc@t1", "acc@t2", "Δ", "M₀→₁", "M₁→₀", "1→1",
     ]  # fmt: skip
     # p0 lost a right answer with one seed of two; p1 changed nothing.
-    assert row[4] == "−12.5 [−50.0, +0.0] ± 17.7" and row[6] == "25.0 [0.0, 50.0] ± 0.0"
-    assert before[4] == "**+0.0 [+0.0, +0.0]**"
+    assert row[4].startswith("−12.5 [−") and row[4].endswith("] ± 17.7") and row[6].endswith("] ± 0.0")
+    assert before[4] == "**+0.0**"

@@ -56,7 +56,7 @@ def test_matrix_runs_resumes_and_counts(
     again = run_matrix(models, recipe, tmp_path, sizes=(1, 2), say=quiet)
     assert most == [6, 1] and [*again] == [*cells]
     assert written == {path: path.read_bytes() for path in tmp_path.glob("*-by-*.jsonl")}
-    assert "| a | none | **0.0 [0.0, 0.0]** |" in (tmp_path / "matrix.md").read_text()
+    assert "| a | none | **0.0 [0.0, 98.8]** |" in (tmp_path / "matrix.md").read_text()
     assert json.loads((tmp_path / "matrix.json").read_text())["task"] == "digits-pick"
 
 

@@ -9,7 +9,7 @@ from samples import sample
 from selfverify.core.errors import DataError
 from selfverify.evaluation.breakdown import columns_of
 from selfverify.evaluation.calibrate import calibrate, chosen_confidence
-from selfverify.evaluation.statistics import auc_statistic, on_all
+from selfverify.evaluation.statistics import auc_statistic
 from selfverify.experiments.registry import make_task
 from selfverify.selection.rules import best_weights
 
@@ -32,7 +32,8 @@ def generator(seed, problems=30, total=4, judge=0.3):
 
 
 def value(run, category="all", figure="accuracy"):
-    return run.values.get(Place("", category, figure))
+    one = run.get(Place("", category, figure))
+    return one.value if one else None
 
 
 def test_cells_are_the_metrics():
@@ -41,13 +42,13 @@ def test_cells_are_the_metrics():
     cells = matrix({"a": first, "b": second[::-1]}, ["soft", "judge"], TASK, categories=kinds)
     # N = 1 once per generator, N = 4 by majority and two verifiers; 8 and 12 were not sampled. 3 categories.
     assert [*cells] == [1, 4] and [*cells[1]] == [("a", "none"), ("b", "none")] and len(cells[4]) == 6
-    assert all(len(run.values) == 3 for rows in cells.values() for run in rows.values())
+    assert all(len(run) == 3 for rows in cells.values() for run in rows.values())
     correct = np.array([s.correct for s in first], dtype=float).reshape(-1, 4)
     judged = np.array([s.scores["judge"] for s in first]).reshape(-1, 4)
     whole = cells[4]["a", "judge"]
     assert value(whole) == pytest.approx((best_weights(judged) * correct).sum(-1).mean())
     assert value(cells[1]["a", "none"], "kind: hard") == pytest.approx(correct[::2].mean())
-    assert whole.problems[Place("", "kind: hard", "accuracy")] == 15
+    assert whole[Place("", "kind: hard", "accuracy")].used.sum() == 15
     assert value(cells[1]["b", "none"]) == pytest.approx(np.mean([s.correct for s in second]))
     page = as_markdown(cells)
     assert page.count("| generator | verifier | acc (%) | easy acc (%) | hard acc (%) |") == 2
@@ -63,11 +64,12 @@ def test_judgings_are_pooled_figures():
     """AUC and AP of every pair over all samples; a verifier without scores has none."""
     rows = generator(0)
     judged = judgings({"a": rows}, ["judge", "nobody"])
-    known, unknown = judged["a", "judge"].values, judged["a", "nobody"].values
+    known, unknown = judged["a", "judge"], judged["a", "nobody"]
     scores = np.array([s.scores["judge"] for s in rows]).reshape(-1, 4)
     correct = np.array([s.correct for s in rows], dtype=float).reshape(-1, 4)
-    assert known["auc"] == pytest.approx(on_all(auc_statistic(scores, correct), 30))
-    assert known["ap"] > correct.mean() and known["scored"] == 1.0 and unknown["scored"] == 0.0
+    assert known["auc"].value == pytest.approx(auc_statistic(scores, correct).on_all())
+    assert known["ap"].value > correct.mean()
+    assert known["scored"].value == 1.0 and unknown["scored"].value == 0.0
     page = as_markdown(matrix({"a": rows}, ["judge"], TASK), judged)
     assert "| generator | verifier | AUC (%) | AP (%) |" in page and "| a | nobody | – | – | 0.0 |" in page
 
@@ -97,7 +99,7 @@ def test_a_crowded_column_is_not_printed() -> None:
     """Its figures are there."""
     crowded = columns_of([{"pair": [str(p // 2)], "kind": [str(p % 2)]} for p in range(60)])
     cells = matrix({"a": generator(0, problems=60)}, [], TASK, sizes=(1,), categories=crowded)
-    assert len(cells[1]["a", "none"].values) == 1 + 30 + 2
+    assert len(cells[1]["a", "none"]) == 1 + 30 + 2
     assert "| acc (%) | 0 acc (%) | 1 acc (%) |" in as_markdown(cells)
 
 

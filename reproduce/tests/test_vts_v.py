@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 from tests.data.test_vstar import write
 from typer.testing import CliRunner
 
+from reproduce import vts_v
 from reproduce.tables import published
 from reproduce.vts_v import app, look_tables
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.experiments.recipe import Recipe
 
 
 def test_a_benchmark_with_and_without(tmp_path: Path, tiny_folder: Path) -> None:
@@ -29,13 +32,30 @@ def test_a_benchmark_with_and_without(tmp_path: Path, tiny_folder: Path) -> None
     result = CliRunner().invoke(app, [*words, "--marks"])
     assert result.exit_code == 0 and "mean of tasks" in result.output, result.output
     rows = json.loads((tmp_path / "out" / "bench.json").read_text())["rows"]
-    assert [row["name"] for row in rows] == ["without looking", "set of mark", "looking"]
+    assert [row["name"] for row in rows] == ["zero-shot", "without looking", "set of mark", "looking"]
     for row in rows:
         assert row["problems"] == 4 and set(row["tasks"]) == {"direct_attributes", "relative_position"}
-    assert [row["crop_hit"] for row in rows] == [None, None, 0]
-    assert [row["steps"] is None for row in rows] == [True, True, False]
+    assert [row["crop_hit"] for row in rows] == [None, None, None, 0]
+    assert [row["steps"] is None for row in rows] == [True, True, True, False]
     shown = CliRunner().invoke(app, ["tables", f"tiny={tmp_path / 'out'}"])
     assert "| tiny + SoM | 0.00 | – | – |" in shown.output, shown.output
+
+
+def test_a_model_that_takes_no_images_in_later_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Llama 3.2 Vision: at first sight it has figures, and the row with tools says why it has none."""
+
+    def evaluated(recipe: Recipe, output: Path) -> dict[str, Any]:
+        output.mkdir(parents=True, exist_ok=True)
+        if recipe.task.name == "look":
+            raise ConfigError("problem 1, turn 1: a 'mllama' shows no image in the middle")
+        return {"problems": 1, "samples": 1, "pass@1": 0.5}
+
+    monkeypatch.setattr(vts_v, "evaluate_recipe", evaluated)
+    write(tmp_path / "vstar" / "direct_attributes", "sa_0")
+    words = ["bench", str(tmp_path / "vstar"), "--output", str(tmp_path / "out"), "--tool", "crop"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0 and "| looking | – | – | – | – | – |" in result.output, result.output
+    assert "builtin:digits + VTS-V: problem 1, turn 1: a 'mllama' shows no image" in result.output
 
 
 def test_questions_without_images(tmp_path: Path) -> None:
@@ -57,24 +77,28 @@ def test_tables(tmp_path: Path) -> None:
     """Ours above the paper's; BLINK is known by its tasks, the others by their paths."""
 
     def benched(name: str, data: str, tasks: dict[str, float]) -> Path:
-        kinds, figures = ("without looking", "looking"), {"accuracy": 0.25, "mean": 0.5, "tasks": tasks}
+        kinds, figures = ("zero-shot", "looking"), {"accuracy": 0.25, "mean": 0.5, "tasks": tasks}
         rows = [{"name": kind, **figures} for kind in kinds]
         (tmp_path / name).mkdir()
         (tmp_path / name / "bench.json").write_text(json.dumps({"data": data, "model": "m", "rows": rows}))
         return tmp_path / name
 
-    blink = benched("a", "data/b", {"Counting": 0.75, "IQ_Test": 0.1})
+    blink = benched("a", "data/b", {"Counting": 0.75, "IQ_Test": 0.1, "Visual_Correspondence": 0.5})
     star = benched("b", "data/MMStar.parquet", {})
     text = look_tables([("mine", blink), ("mine", star)], paper=True)
     lines = text.splitlines()
     head = next(line for line in lines if line.startswith("| model | Depth"))
     row = next(line for line in lines if line.startswith("| mine |"))
-    assert [cell.strip() for cell in row.split("|")][8] == "75.00" and row.count("–") == 12
+    assert [cell.strip() for cell in row.split("|")][8] == "75.00" and row.count("–") == 11
     assert [cell.strip() for cell in head.split("|")][8] == "Count" and row.endswith("| 50.00 |")
     assert "| mine + VTS-V | – | 25.00 | – |" in lines
+    # No verifier ended these conversations.
+    third = lines[lines.index(next(line for line in lines if line.startswith("Table 3"))) :]
+    assert [line.split("|")[2].strip() for line in third if "|" in line][2:] == ["–", "50.00", "50.00"]
+    assert third[-1].split("|")[3].strip() == "40.70"
     assert (
         text.count("[Bai et al. 2025]")
-        == sum(len(published("vts_v")[table]) for table in ("table_1", "table_2")) + 2
+        == sum(len(published("vts_v")[table]) for table in ("table_1", "table_2")) + 3
     )
     other = benched("c", "data/other.jsonl", {})
     with pytest.raises(ConfigError, match=r"other\.jsonl is none of the paper's benchmarks"):

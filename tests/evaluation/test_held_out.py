@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,7 @@ from tests.data.test_published import BOXES as BOXED
 from tests.data.test_published import QUESTIONS
 from tests.data.test_published import write as published
 
-from data_files import (
-    END,
-    base64_png,
-    png,
-    write_jsonl,
-    write_reasonseg,
-    write_steps,
-)
+from data_files import base64_png, png, write_jsonl, write_reasonseg
 from sampled_threads import drawn, sampled_threads
 from selfverify.core.config import EvaluationConfig
 from selfverify.core.errors import ConfigError, DataError
@@ -28,15 +21,9 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.data.rows import open_rows
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.extraction import (
-    PolicyExtractor,
-    make_extractor,
-    read_again,
-    stands_in,
-)
+from selfverify.evaluation.extraction import PolicyExtractor, make_extractor, read_again, stands_in
 from selfverify.evaluation.samples import read_samples
 from selfverify.experiments.registry import make_task
-from selfverify.policy.decoding import Sample
 from selfverify.policy.decoding import Sample as Drawn
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.script_sampler import recite
@@ -310,47 +297,7 @@ def test_evaluations_store_who_read_what(
     assert evaluate(policy, TASK, itself, max_new_tokens=4)["samples"] == 4
 
 
-# --- a small file of each kind of benchmark -----------------------------------------------------------------
-
-
-def reasonseg(folder: Path) -> Path:
-    """One image asked for by a word and one by a sentence; the target is the left half of the upper half."""
-    shapes = [{"label": "target", "points": [[0, 0], [50, 0], [50, 40], [0, 40]]}]
-    write_reasonseg(folder / "val", "1", text=["seat"], is_sentence=False, shapes=shapes)
-    return write_reasonseg(
-        folder / "val", "2", text=["What does one sit on?"], is_sentence=True, shapes=shapes
-    )
-
-
-def android_control(folder: Path) -> Path:
-    done = [{"action": "click", "coordinate": [540, 1200]}, {"action": "system_button", "button": "Back"}]
-    return write_steps(folder / "android_control-00000-of-00020.parquet", [*done, END])
-
-
-def box(values: list[int]) -> str:
-    return json.dumps({"bbox_2d": values})
-
-
-def call(**arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': 'mobile_use', 'arguments': arguments})}\n</tool_call>"
-
-
-BOXES = tuple(f"<think>t</think><answer>{box([0, 0, right, 500])}</answer>" for right in (500, 1000))
-"""The target of `reasonseg` in thousandths, and twice that: IoU 0.5, not above 0.5."""
-STEPS = [
-    (call(action="click", coordinate=[510, 500]), call(action="click", coordinate=[10, 10])),
-    (call(action="system_button", button="Back"), call(action="wait")),
-]
-
-
-@dataclass
-class Benchmark:
-    """A file, a right and a wrong response to each of its two problems, and what categories it has."""
-
-    task: str
-    write: Callable[[Path], Path]
-    responses: list[tuple[str, ...]]
-    categories: dict[str, set[str]]
+# --- benchmarks ---------------------------------------------------------------------------------------------
 
 
 CATEGORIES: dict[str, dict[str, list[str]]] = {
@@ -371,47 +318,38 @@ def test_categories_of_published_rows(name: str, tmp_path: Path) -> None:
     assert open_rows(published(tmp_path, form, record))[0]["categories"] == CATEGORIES[name]
 
 
-BENCHMARKS = {
-    "ReasonSeg": Benchmark("grounding", reasonseg, [BOXES, BOXES], {"category": {"short", "long"}}),
-    "AndroidControl": Benchmark(
-        "mobile", android_control, STEPS,
-        {"action": {"click", "system_button"}, "category": {"click", "system_button"}},
-    ),
-}  # fmt: skip
+def test_known_boxes(tmp_path: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ReasonSeg, asked by a word and by a sentence: the left half of the upper half, and twice that, whose
+    IoU of 0.5 is not above 0.5.
 
+    The first problem's right response comes first and is trusted, the second's comes second and is not.
+    """
+    shapes = [{"label": "target", "points": [[0, 0], [50, 0], [50, 40], [0, 40]]}]
+    for number, (text, whole) in enumerate((("seat", False), ("What does one sit on?", True))):
+        folder = write_reasonseg(tmp_path, str(number), text=[text], is_sentence=whole, shapes=shapes)
+    right, wrong = (
+        f'<think>t</think><answer>{{"bbox_2d": [0, 0, {x}, 500]}}</answer><score>' for x in (500, 1000)
+    )
+    written = [[f"{right}0.9</score>", f"{wrong}0.2</score>"], [f"{wrong}0.8</score>", f"{right}0.1</score>"]]
 
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_known_responses(name: str, tmp_path: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first problem's right response comes first and is trusted, the second's comes second and is not."""
-    given = BENCHMARKS[name]
-    task = make_task(given.task, test=str(given.write(tmp_path)))
-    (right_1, wrong_1), (right_2, wrong_2) = given.responses
-    written = [
-        [f"{right_1}<score>0.9</score>", f"{wrong_1}<score>0.2</score>"],
-        [f"{wrong_2}<score>0.8</score>", f"{right_2}<score>0.1</score>"],
-    ]
-
-    def sample(prompts: Any, sampling: Any, seeds: Any = None) -> list[list[Sample]]:
+    def sample(prompts: Any, sampling: Any, seeds: Any = None) -> list[list[Drawn]]:
         return [[drawn(policy, text) for text in row] for row in written]
 
     monkeypatch.setattr(policy, "threads", sampled_threads(policy, sample))
     monkeypatch.setattr(policy, "coordinate_space", lambda size: (1000, 1000), raising=False)
+    task = make_task("grounding", test=str(folder))
     task.set_coordinate_space(policy.coordinate_space)
-    config = EvaluationConfig(problems=2, samples=2)
-    found = evaluate(policy, task, config, tmp_path / "samples.jsonl")
+    found = evaluate(policy, task, EvaluationConfig(problems=2, samples=2), tmp_path / "samples.jsonl")
     samples = read_samples(tmp_path / "samples.jsonl")[1]
     assert [sample.correct for sample in samples] == [True, False, False, True]
-    assert {sample.read_by for sample in samples} == {"rules"}
     assert (found["pass@1"], found["oracle@2"], found["format_rate"]) == (0.5, 1.0, 1.0)
     assert found["curves"]["best_sampled"] == [0.5, 0.5] and found["sampled"]["auc"] == 0.5
-    columns = {column: set(values) for column, values in found.get("categories", {}).items()}
-    assert columns == given.categories
-    for values in found.get("categories", {}).values():
-        for figures in values.values():
-            curves = figures["accuracy"]["curves"]
-            assert curves["pass@1"] == [0.5, 0.5] and curves["oracle"] == [0.5, 1.0]
-            assert curves["majority"] == pytest.approx([0.5, 0.5])
-    figures = {name: figure["curves"]["pass@1"][0] for name, figure in found["metrics"].items()}
-    # IoU 1 and 2000 / 4000, of both problems; the wrong steps are a click elsewhere and another action.
-    expected = {"box_giou": 0.75} if name == "ReasonSeg" else {"type_accuracy": 0.75, "step_success": 0.5}
-    assert {metric: figures[metric] for metric in expected} == pytest.approx(expected)
+    assert found["curves"]["majority"] == pytest.approx([0.5, 0.5])
+    assert {column: set(values) for column, values in found["categories"].items()} == {
+        "category": {"short", "long"}
+    }
+    for figures in found["categories"]["category"].values():
+        curves = figures["accuracy"]["curves"]
+        assert curves["pass@1"] == curves["majority"] == [0.5, 0.5] and curves["oracle"] == [0.5, 1.0]
+    # IoU 1 and 2000 / 4000, of both problems.
+    assert found["metrics"]["box_giou"]["curves"]["pass@1"][0] == pytest.approx(0.75)

@@ -247,7 +247,7 @@ def test_the_table() -> None:
     assert "crop_hit" not in compared(four(seen=None), {"signed": 0.5})["rules"]["always 2"]
     assert rules["always 3"]["too_early"] == 0.5 and rules["always 3"]["too_late"] == 0.5
     low, high = rules["always 2"]["interval"]
-    assert low == 0.0 and high == 1.0
+    assert 0.0 < low < 0.2 and high > 0.98
     assert rule == "signed" and (against["best_n"], against["smallest_n"]) == (2, 2)
     assert against["gap_to_smallest_n"]["mean"] == pytest.approx(-0.5)
     assert against["steps_share"] == pytest.approx(7 / 6)

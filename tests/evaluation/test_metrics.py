@@ -6,6 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from scipy import stats
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from samples import sample
@@ -16,9 +17,9 @@ from selfverify.evaluation.samples import StoredSample
 from selfverify.evaluation.statistics import (
     auc_statistic,
     average_precision_statistic,
-    bootstrap_interval,
+    interval,
     mean_statistic,
-    on_all,
+    measure,
     spread,
     within_problem_auc,
 )
@@ -86,8 +87,8 @@ def test_pooled_auc_can_be_perfect_where_selection_gains_nothing():
     AP: at .9 precision 3/4 and recall 3/4, then precision 4/8 for the last quarter of recall.
     """
     score, correct = [[0.9] * 4, [0.1] * 4], [[1, 1, 1, 0], [1, 0, 0, 0]]
-    assert on_all(auc_statistic(score, correct), 2) == pytest.approx(0.75)
-    precision = on_all(average_precision_statistic(score, correct), 2)
+    assert auc_statistic(score, correct).on_all() == pytest.approx(0.75)
+    precision = average_precision_statistic(score, correct).on_all()
     assert precision == pytest.approx(3 / 4 * 3 / 4 + 1 / 4 * 1 / 2)
     np.testing.assert_allclose(within_problem_auc(score, correct), [0.5, 0.5])
 
@@ -153,8 +154,8 @@ def test_weighted_statistics_equal_sklearn_on_repeated_problems():
     score, correct = arrays()
     weights = np.random.default_rng(2).integers(0, 4, (5, 30)).astype(float)
     kept = ~np.isnan(score)
-    auc = auc_statistic(score, correct)(weights)
-    ap = average_precision_statistic(score, correct)(weights)
+    auc = auc_statistic(score, correct).of(weights)
+    ap = average_precision_statistic(score, correct).of(weights)
     for row, weight in enumerate(weights):
         each = np.broadcast_to(weight[:, None], score.shape)[kept]
         assert auc[row] == pytest.approx(roc_auc_score(correct[kept], score[kept], sample_weight=each))
@@ -163,14 +164,23 @@ def test_weighted_statistics_equal_sklearn_on_repeated_problems():
         )
 
 
-def test_bootstrap_interval_of_a_mean():
-    """100 problems, 36 right: standard error √(.36·.64/100) = .048, so about .36 ± .094."""
-    statistic = mean_statistic(np.repeat([1.0, 0.0], [36, 64]))
-    low, high = bootstrap_interval(statistic, 100)
-    assert low == pytest.approx(0.266, abs=0.02)
-    assert high == pytest.approx(0.454, abs=0.02)
-    assert bootstrap_interval(statistic, 100) == [low, high]
-    assert bootstrap_interval(mean_statistic(np.full(10, NAN)), 10) is None
+def test_interval_of_a_share():
+    """Wilson's, at t of 99 degrees: 36 of 100 are .273 to .459; of 20 of 20 the lower end is 20/(20 + t²)."""
+    of = [
+        np.repeat([1.0, 0.0], [36, 64]),
+        np.ones(20),
+        np.full(10, NAN),
+        np.full(10, 0.5),
+        np.arange(3) - 1.0,
+    ]
+    ends = [interval([measure(mean_statistic(values))]) for values in of]
+    t = stats.t.ppf(0.975, [99, 19, 2])
+    n = 99  # the variance of a mean divides by n - 1
+    centre, half = 0.36 + t[0] ** 2 / 2 / n, t[0] * np.sqrt((0.36 * 0.64 + t[0] ** 2 / 4 / n) / n)
+    assert ends[0] == pytest.approx((np.array([centre - half, centre + half])) / (1 + t[0] ** 2 / n))
+    assert ends[1] == pytest.approx([20 / (20 + t[1] ** 2), 1.0])
+    assert ends[2] is None and ends[3] is None
+    assert ends[4] == pytest.approx([-t[2] / 3**0.5, t[2] / 3**0.5])  # no share: Student's own
 
 
 def test_paired_difference_uses_the_same_problems():
@@ -183,7 +193,7 @@ def test_paired_difference_uses_the_same_problems():
     a, b = samples_of(before, before), samples_of(after, after)
     found = paired_difference(a, b[::-1])["pass@1"]
     assert found["difference"] == pytest.approx(0.25)
-    assert found["interval"] == pytest.approx([0.25, 0.25])
+    assert found["interval"] is None
 
 
 def test_summary_has_the_promised_keys_and_agrees_with_sklearn():

@@ -66,6 +66,10 @@ VTS: dict[str, Any] = {
     "method.share_turns": True, "learner.loss.denominator": "trajectory",
 }  # fmt: skip
 
+VERIFIER = {
+    "policy.lora.rank": 8, "policy.lora.alpha": 16, "learner.optim.learning_rate": 5e-6, "method.eta": 0.1,
+}  # fmt: skip
+
 PAPERS: dict[str, dict[str, Any]] = {
     "smartsnap-qwen3-8b": {**SMARTSNAP, **SILENT},
     "smartsnap-qwen3-32b": {**SMARTSNAP, **SILENT},
@@ -80,10 +84,8 @@ PAPERS: dict[str, dict[str, Any]] = {
     "vts-v-sft-qwen2.5-vl-7b": VTS,
     "vts-v-sft-qwen2-vl-7b": VTS,
     "vts-v-sft-llama3.2-11b": VTS,
-    "vts-v-verifier-qwen2.5-vl-7b": {
-        "policy.lora.rank": 8, "policy.lora.alpha": 16, "learner.optim.learning_rate": 5e-6,
-        "method.eta": 0.1,
-    },
+    "vts-v-verifier-qwen2.5-vl-7b": VERIFIER,
+    "vts-v-data": {**VERIFIER, "task.uniform_over": "source", "stopping.induced": 1},
     "adpo-math": {**ADPO, "policy.path": "Qwen/Qwen2-VL-7B-Instruct", "learner.steps": 1200},
     "adpo-grounding": {
         **ADPO, "policy.path": "Qwen/Qwen2.5-VL-7B-Instruct", "learner.steps": 1200, "method.gamma": 0.1,

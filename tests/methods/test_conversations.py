@@ -229,21 +229,11 @@ def conversation(turns: int, finish: Finish, **rewards: float) -> Trajectory:
 
 
 def test_turns_and_endings() -> None:
-    group = Group(
-        Problem("p", []),
-        [
-            conversation(1, Finish.STOP, answer=1.0),
-            conversation(4, Finish.STOP, answer=0.0),
-            conversation(3, Finish.LENGTH, answer=0.5),
-            conversation(2, Finish.ERROR),
-        ],
-    )
-    found = {
-        "conversation/turns": 2.5,
-        "conversation/stop": 0.5,
-        "conversation/length": 0.25,
-        "conversation/error": 0.25,
-    }
+    told = [conversation(1, Finish.STOP, answer=1.0), conversation(4, Finish.STOP, answer=0.0)]
+    told += [conversation(3, Finish.LENGTH, answer=0.5), conversation(2, Finish.ERROR)]
+    group = Group(Problem("p", []), told)
+    found = {"turns": 2.5, "stop": 0.5, "length": 0.25, "error": 0.25}
+    found = {f"conversation/{name}": value for name, value in found.items()}
     assert conversation_metrics([group]) == found
     # A task may leave out rewards that answers with tags have.
     logged = GRPO().metrics([group])

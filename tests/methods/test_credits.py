@@ -25,17 +25,9 @@ def trajectory(
         segments.append(Segment("score", [13, 14], [-1.0, -1.0]))
     segments[-1].finish = finish
     readable = isinstance(score, float)
-    return Trajectory(
-        segments,
-        scores={"sampled": score} if isinstance(score, float) else {},
-        rewards={
-            "answer": quality,
-            "correct": float(quality > 0.5),
-            "answer_format": float(answer_ok),
-            "score_format": float(readable),
-            "score_opened": float(score != MISSING),
-        },
-    )
+    rewards = {"answer": quality, "correct": float(quality > 0.5), "answer_format": float(answer_ok)}
+    formats = {"score_format": float(readable), "score_opened": float(score != MISSING)}
+    return Trajectory(segments, {"sampled": score} if isinstance(score, float) else {}, rewards | formats)
 
 
 def group(*trajectories: Trajectory) -> Group:

@@ -31,6 +31,13 @@ SCORES = ["0.7", "0.2", "1.0", "0.7"]
 MALFORMED = "0..7"
 
 
+def judged(segments: list[Segment], quality: float, score: float | None) -> Trajectory:
+    """An answer of this quality with its score; None is a malformed one."""
+    rewards = {"answer": quality, "correct": quality, "answer_format": 1.0, "score_opened": 1.0}
+    rewards["score_format"] = float(score is not None)
+    return Trajectory(segments, {} if score is None else {"sampled": score}, rewards)
+
+
 def rollout_of(policy: Policy, texts: list[str], qualities: list[float]) -> Rollout:
     """One group whose answers and scores are written by hand, with the scores' distributions read."""
     problem = make_task("digits-pick").problem("train", 0, 0)
@@ -43,14 +50,7 @@ def rollout_of(policy: Policy, texts: list[str], qualities: list[float]) -> Roll
         answer = tokens(f"<think>{n}</think><answer>{n} 2</answer><score>")
         score = [*tokens(f"{text}</score>"), policy.tokenizer.eos_token_id]
         segments = [Segment("answer", answer), Segment("score", score, finish="stop")]
-        rewards = {
-            "answer": quality,
-            "correct": quality,
-            "answer_format": 1.0,
-            "score_format": float(text != MALFORMED),
-            "score_opened": 1.0,
-        }
-        group.append(Trajectory(segments, {} if text == MALFORMED else {"sampled": float(text)}, rewards))
+        group.append(judged(segments, quality, None if text == MALFORMED else float(text)))
     rollout = Rollout(policy.encode([problem]), [Group(problem, group)])
     read_rollout_scores(policy, rollout)
     return rollout
@@ -279,14 +279,7 @@ def make_group(policy: Policy, index: int, qualities: list[float], scores: list[
         half = (len(sample.tokens) + 1) // 2
         segments = [Segment("answer", sample.tokens[:half], sample.logprobs[:half])]
         segments.append(Segment("score", sample.tokens[half:], sample.logprobs[half:], finish="stop"))
-        rewards = {
-            "answer": quality,
-            "correct": quality,
-            "answer_format": 1.0,
-            "score_format": float(score is not None),
-            "score_opened": 1.0,
-        }
-        rows.append(Trajectory(segments, {} if score is None else {"sampled": score}, rewards))
+        rows.append(judged(segments, quality, score))
     return prompt, Group(problem, rows)
 
 

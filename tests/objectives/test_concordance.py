@@ -7,12 +7,7 @@ from itertools import permutations, product
 import pytest
 import torch
 
-from selfverify.objectives import (
-    choice_surrogate,
-    concordance_credit,
-    expected_concordance,
-    surrogate,
-)
+from selfverify.objectives import choice_surrogate, concordance_credit, expected_concordance, surrogate
 
 NAN = float("nan")
 

@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from tests.policy.conftest import noise_image
 
-from rounding import assert_close
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
@@ -106,17 +105,6 @@ def test_not_even_in_their_last_bit() -> None:
         assert torch.equal(together.cache.get(key), alone.cache.get(key))
 
 
-def test_results_do_not_depend_on_the_cache(
-    load_policy: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cached, uncached = load_policy(), load_policy(vision_cache_mb=0)
-    counter = Counter(uncached, monkeypatch)
-    tokens = [[[7, 8, 9]]] * 3
-    values = [p.logprobs(p.encode(problems), tokens) for p in (cached, uncached)]
-    assert_close(*values)
-    assert uncached.cache.used == 0 and counter.encoded > 3
-
-
 def test_cache_drops_the_least_recently_used_and_keeps_its_limit() -> None:
     cache = ByteCache(1, tensor_bytes)
     quarter = torch.zeros(2**16)  # 4 bytes each: a quarter of a MiB
@@ -193,6 +181,3 @@ def test_a_processor_of_another_model(tiny_folder: Path, tmp_path: Path) -> None
         (folder / "preprocessor_config.json").write_text(json.dumps({**settings, name: value}))
         with pytest.raises(DataError, match="processor"):
             Policy.load(str(folder), device="cpu").encode([problem])
-
-
-# --- prompts --------------------------------------------------------------------------------------------

@@ -112,8 +112,12 @@ def test_what_is_accepted_is_right(kind: str, config: Any, base_folders: Any, wr
 
 def test_a_merge_in_bfloat16(write: Any) -> None:
     folder, expected = write("llama", lora(target_modules=[*ATTENTION, "lm_head"]))
-    merged = Policy.load(str(folder), device="cpu", dtype="bfloat16").merged()
+    adapted = Policy.load(str(folder), device="cpu", dtype="bfloat16")
+    layer = adapted.model.model.layers[0].self_attn.q_proj
+    exact = layer.base_layer.weight.float() + layer.get_delta_weight("default")
+    merged = adapted.merged()
     assert merged.model.dtype == torch.bfloat16
+    assert torch.equal(merged.model.model.layers[0].self_attn.q_proj.weight, exact.bfloat16())  # rounded once
     assert (logprobs(merged) - expected).abs().mean() < 0.25
 
 

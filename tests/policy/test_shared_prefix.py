@@ -16,6 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import selfverify.policy.shared_attention as shared_attention
 from rounding import assert_close, assert_gradients_close
+from selfverify.core import ranks
 from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.packing import Continuation
@@ -273,3 +274,17 @@ def test_shards_in_mixed_precision_share(load_policy: Any, problems: list[Proble
         dist.destroy_process_group()
     torch.testing.assert_close(found.float(), whole, atol=0.5, rtol=0.1)
     assert policy.shares_prefix and sampled
+
+
+def test_a_towers_sum_may_be_infinite_in_float16(
+    load_policy: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With several processes the tower takes part in each pass, with no weight where no image is seen."""
+    policy = load_policy(train_vision=True)
+    policy.model.half()
+    with torch.no_grad():
+        for parameter in policy.loaded.family.vision_parameters(policy.model):
+            parameter.fill_(200.0)
+    monkeypatch.setattr(ranks, "count", lambda: 2)
+    values = policy.logprobs(policy.encode(problems[1:2]), [[[7, 8, 9]]])
+    assert bool(values.isfinite().all()) and values.requires_grad

@@ -16,17 +16,19 @@ from PIL import Image
 from tests.agents.phone.played import call, expert, phone_task, played
 from tests.agents.test_agent_episode import Asked
 from tests.cli.test_cli import run as command
+from tests.evaluation.test_looked import far, teach
 from tests.experiments.looks.looks_recipe import far_recipe
 
 from samples import write_samples
 from selfverify.agents.evidence import Vote
 from selfverify.agents.judges.jury import Jury
+from selfverify.core.config import EvaluationConfig
 from selfverify.core.episode import PolicyTurn
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem, content_parts
 from selfverify.core.trajectory import Finish
-from selfverify.evaluation.evaluate import shown_entry
-from selfverify.evaluation.samples import IMAGES, StoredSample, StoredStep, written_images
+from selfverify.evaluation.evaluate import evaluate, shown_entry, write_gallery
+from selfverify.evaluation.samples import IMAGES, StoredSample, written_images
 from selfverify.experiments.command_config import TeacherConfig
 from selfverify.experiments.visual_data import all_traces, collect_looks
 from selfverify.reports.film import PageImages, agent_film, call_text, film_of_trace, plan_of
@@ -157,10 +159,7 @@ def test_a_long_session_loses_its_middle(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_problem_that_cannot_be_drawn_shows_what_was_read(run: Path, tmp_path: Path) -> None:
     sample, whole, _ = filmed(tmp_path)
     bad = (None, "x", {"reset": {"template": "gone"}, "seed": 1}, {"reset": {"free": 3}, "seed": 0})
-    for drawn_by, target in (
-        *((PhoneAgents, target) for target in bad),
-        (None, whole),
-    ):
+    for drawn_by, target in (*((PhoneAgents, target) for target in bad), (None, whole)):
         film = agent_film(sample, target, drawn_by, PageImages(), tmp_path)
         assert not any(frame["images"] for frame in film["frames"])
         assert "Alarms" in film["frames"][1]["read"]
@@ -330,35 +329,16 @@ def test_a_record_that_is_no_step(name: str, value: Any) -> None:
     assert step_of(record | {"stopped": ""} | {name: value}) is None
 
 
-def test_the_report_shows_the_steps(tmp_path: Path) -> None:
-    """An evaluation's conversations that looked are strips of steps; others stay strips of messages."""
-    folder = tmp_path / "run"
-    trace = talked(folder, LOOKS, (2.0, 0.1), Verified("absolute", 0.5))
-    steps = []
-    for number, message in enumerate(trace.messages[1:]):
-        own, turn = message["role"] == "assistant", number // 2
-        text = message["content"] if own else "shown"
-        record = trace.steps[turn] if own and turn < len(trace.steps) else None
-        names = [] if own else [p["image"] for p in message["content"] if p["type"] == "image"]
-        steps.append(
-            StoredStep(
-                "policy" if own else "environment", turn if own else turn + 1, "action", text, names,
-                "stop" if own else None, {}, None, record,
-            )
-        )  # fmt: skip
-    scores = dict.fromkeys(("sampled", "greedy", "soft"))
-    rewards = {"answer": 1.0, "format": 1.0}
-    sample = StoredSample(
-        "street", 0, ANSWER, "15", "15", True, rewards, scores, 9, None, "stop", 0, steps=steps
-    )
-    write_samples(folder / "samples-after.jsonl", {"task": "look"}, [sample])
-    (folder / "gallery").mkdir()
-    Image.new("RGB", (400, 200)).save(folder / "gallery" / "a.png")
-    entry = {"id": "street", "question": "Until when?", "target": "15", "image": "a.png"}
-    (folder / "gallery" / "problems.json").write_text(json.dumps([entry]))
-    page = write_report([folder], tmp_path / "page.html").read_text("utf-8")
-    assert page.count('<section class="step look') == 4 and "looking ends here" in page
-    assert re.search(r"\|Δr\| is below ε = 0.50", page)
+def test_the_report_shows_the_steps(load_policy: Any, tmp_path: Path) -> None:
+    """An evaluation's conversations that looked are strips of steps, the last of which says what ended it."""
+    policy, task = load_policy(), far(stop="after:1")
+    teach(policy, task)
+    config = EvaluationConfig(problems=2, samples=1)
+    evaluate(policy, task, config, tmp_path / "run" / "samples.jsonl")
+    write_gallery(task, config, tmp_path / "run" / "gallery", 2)
+    page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text("utf-8")
+    # What was asked, one step and the answer, twice.
+    assert page.count('<section class="step look') == 6 and "looking ends here" in page
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -152,6 +152,53 @@ def test_channels_apart_equal_one_process(way: str, ran: Callable[..., Run]) -> 
     assert all(line["grad_norm/score"] > 0 for line in assert_same_metrics(ours, theirs))
 
 
+SUMS = """
+import torch
+from selfverify.core import ranks
+from selfverify.policy.policy import Policy
+from selfverify.trainer.parallel import Parallel, make_accelerator
+
+ranks.start(cpu=True)
+torch.manual_seed(ranks.index())
+policy = Policy.load("builtin:digits", device="cpu", dtype="bfloat16")
+trained = [p for p in policy.model.parameters() if p.requires_grad]
+optimizer = torch.optim.SGD(trained, lr=0.0)
+parallel = Parallel(make_accelerator(policy), policy, None, optimizer, 1e9)
+exact = [torch.zeros(p.shape) for p in trained]
+for parameter, whole in zip(trained, exact):
+    parameter.register_hook(lambda grad, whole=whole: [whole.add_(grad)] and None)
+for number in range(20):
+    with parallel.one_pass(last=number == 19):
+        ids = torch.randint(5, 60, (1, 3 + ranks.index()))
+        logits = policy.inside(lambda: policy.model(input_ids=ids, use_cache=False).logits)
+        parallel.backward((logits.float() * torch.randn(logits.shape)).sum())
+everyone = ranks.gather(exact)
+wanted = torch.nn.utils.get_total_norm([sum(each) / ranks.count() for each in zip(*everyone)])
+assert {p.grad.dtype for p in trained if p.grad is not None} == {torch.float32}
+found = parallel.step()
+assert abs(found / float(wanted) - 1) < 1e-6, (found, wanted)
+ranks.stop()
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_gradients_of_bfloat16_weights_are_summed_in_float32(processes: int) -> None:
+    """Over twenty passes and two processes; sums of bfloat16 numbers are off by 1e-3."""
+    path = os.pathsep.join([*FOLDERS, os.environ.get("PYTHONPATH", "")])
+    count = {"PYTHONPATH": path, "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1"}
+    shared = {**os.environ, **count, "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", SUMS], env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(processes)
+    ]  # fmt: skip
+    for process in running:
+        said = process.communicate(timeout=240)[1]
+        assert process.returncode == 0, said[-2000:]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_balancing_never_makes_the_longest_queue_longer(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -7,24 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.experiments.looks.looks_recipe import trace
+from tests.experiments.looks.looks_recipe import make_pairs, trace
 
 from selfverify.core.errors import DataError
 from selfverify.evaluation.samples import IMAGES
-from selfverify.visual.traces import (
-    Curation,
-    Demands,
-    Pair,
-    Pairing,
-    VisualTrace,
-    estimated_length,
-    flattened,
-    leak_test,
-    make_pairs,
-    paired,
-    said_length,
-    words_of,
-)
+from selfverify.visual.pairs import Pair, Pairing, leak_test, paired, said_length, words_of
+from selfverify.visual.traces import Curation, Demands, VisualTrace, estimated_length, flattened
 
 
 def test_what_both_have_becomes_the_prompt(tmp_path: Path) -> None:
@@ -87,19 +75,28 @@ def test_a_trace_is_rejected_once_and_a_problem_has_so_many_pairs(tmp_path: Path
 
 
 def test_lengths_are_matched(tmp_path: Path) -> None:
-    """The chosen side is longer as often as the rejected one; what differs most leaves first."""
+    """Where lengths differ about as much, the chosen side is longer as often; what leaves is spread evenly.
+
+    A character more, or a twentieth, is no difference: such pairs stay, however many there are.
+    """
+    said = [(30, 31), (30, 34), (200, 209)] * 5  # all rejected sides are longer, and alike
+    said += [(20, 50)] * 6 + [(52, 20)] * 2  # in one group: of six every third stays
+    said += [(20, 30), (20, 110)]  # nothing stands against them; the last one is too long for the ratio
     traces = []
-    for number, (right, wrong) in enumerate([(3, 9), (3, 4), (3, 6), (8, 3), (5, 5)]):
-        name = f"p{number}"
+    for number, (right, wrong) in enumerate(said):
+        name = f"p{number:02}"
         traces += [
             trace(tmp_path, f"r{number}", "a crop", "x" * right, problem=name),
             trace(tmp_path, f"w{number}", "a crop", "y" * wrong, problem=name, right=False),
         ]
     pairs, dropped = make_pairs(traces, Pairing(longest_ratio=5))
-    gaps = sorted(said_length(pair.chosen) - said_length(pair.rejected) for pair in pairs)
-    assert gaps == [-1, 0, 5] and dropped == {"the rejected side would be longer more often": 2}
-    _, dropped = make_pairs(traces, Pairing(longest_ratio=1.5))
-    assert dropped["one side is more than 1.5 times as long as the other"] == 3
+    gaps = [said_length(pair.chosen) - said_length(pair.rejected) for pair in pairs]
+    assert gaps[:15] == [-1, -4, -9] * 5 and gaps[15:] == [-30, -30, 32, 32]
+    assert [pair.problem for pair in pairs[15:17]] == ["p17", "p20"]
+    assert dropped == {
+        "the rejected side would be longer more often": 5,
+        "one side is more than 5 times as long as the other": 1,
+    }
 
 
 def told(number: int, chosen: str, rejected: str) -> Pair:

@@ -49,8 +49,9 @@ LEARNER = {"steps": 2, "groups_per_step": 4, "loss": {"importance_cap": None}}
 OPTIM = {"learning_rate": 1e-4, "schedule": "linear", "weight_decay": 0.01}
 
 
-def recipe_of(folder, ranks=1, prompt=256, response=None, learner=None, **more):
+def recipe_of(folder, ranks=1, prompt=256, response=None, learner=None, mode="sync", **more):
     engine = {"gpus_per_node": ranks, "prompt_tokens": prompt, "response_tokens": response, "options": ENGINE}
+    engine["mode"] = mode
     learner = LEARNER | {"optim": OPTIM} | (learner or {})
     evaluation = {"problems": 3, "samples": 2} | more.pop("evaluation", {})
     return Recipe.model_validate(
@@ -227,3 +228,20 @@ def test_adapo_on_two_ranks(tmp_path):
         assert figures[step + 1]["actor/grad_norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-4)
     assert len(coefficients) > 1, "the problems' own coefficients of KL"
     compare(policy, tmp_path, recipe)
+
+
+@pytest.mark.slow
+def test_sampling_ahead(tmp_path):
+    """The second batch is sampled by the first weights, and its tokens have importance weights."""
+    recipe = recipe_of(
+        tmp_path, mode="colocate", policy={"path": "builtin:digits"}, task={"name": "digits-pick"},
+        method={"name": "grpo", "kl": 0.0}, sampling={"group_size": 4, "max_new_tokens": 48, "top_p": 1.0},
+        learner={"loss": {}}, evaluation={"samples": 1},
+    )  # fmt: skip
+    figures, records = run_verl(tmp_path, recipe)
+    assert [figures[n]["training/off_policy/trajectory_staleness/max"] for n in (1, 2)] == [0, 1]
+    assert all(figures[n]["actor/grad_norm"] > 0 and figures[n]["selfverify/lost"] == 0 for n in (1, 2))
+    second = [torch.tensor(a) - torch.tensor(b) for a, b in zip(
+        records[1]["old_log_probs"], records[1]["rollout_log_probs"], strict=True
+    )]  # fmt: skip
+    assert max(float(gap.abs().max()) for gap in second) > 1e-5, "the weights have moved since"

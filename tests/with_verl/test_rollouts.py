@@ -81,13 +81,11 @@ def held(server, fault=None, prompt_tokens=256, split="train", threads=0):
     limits = RolloutLimits(turns=2, step_threads=threads)
     shared.opening = lambda split: (shared.task, lambda problem, seed: Twice(fault), limits)
     agent = loop.EpisodeLoop.__new__(loop.EpisodeLoop)
-    agent.config = OmegaConf.create(
-        {"algorithm": {"selfverify": recipe.model_dump(mode="json", exclude={"engine"})}}
-    )
+    agent.config = OmegaConf.create({"algorithm": {"selfverify": recipe.model_dump_json(exclude={"engine"})}})
     agent.rollout_config = SimpleNamespace(prompt_length=prompt_tokens, response_length=160)
     agent.server_manager, agent.tokenizer = server, shared.policy.tokenizer
     agent.mm_processor_kwargs = {}
-    about = {"extra_info": {"split": split, "index": 5}, "session_id": 1, "global_steps": 7}
+    about = {"data_source": split, "index": 5, "session_id": 1, "global_steps": 7}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "resources_of", lambda text: shared)
         return asyncio.run(agent.run({"temperature": 1.0}, **about))

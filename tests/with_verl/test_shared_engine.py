@@ -22,6 +22,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from selfverify.core.errors import ConfigError
 from selfverify.integrations.verl import shared_engine
+from selfverify.integrations.verl.launch import VENDOR
 from selfverify.policy.loading import resolve
 
 ENGINE = {"strategy": "fsdp2", "model_dtype": "fp32", "mixed_precision": {"param_dtype": "fp32"},
@@ -56,7 +57,7 @@ def worker(path, shares, monkeypatch, lora=0, **engine):
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
                         "MASTER_PORT": "29631"}.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("VERL_ENGINE_VENDOR", shared_engine.VENDOR if shares else "none")
+    monkeypatch.setenv("VERL_ENGINE_VENDOR", VENDOR if shares else "none")
     made = TrainingWorker(
         TrainingWorkerConfig(
             model_type="language_model",
@@ -213,3 +214,11 @@ def test_rows_that_cannot_share_are_forwarded_as_verl_does(text_folder, monkeypa
     mine, theirs = (figures(each, data) for each in made)
     torch.testing.assert_close(mine["log_probs"], theirs["log_probs"], atol=2e-5, rtol=1e-4)
     assert "images behind a prompt" in caplog.text
+
+
+@pytest.mark.parametrize(("names", "most", "size"), [
+    ("aaaabbbb", 40, 4), ("aaaabbbb", 39, 2), ("aaaabb", 40, 2), ("aaab", 40, 1), ("aaaabbbb", 5, 1),
+])  # fmt: skip
+def test_groups_share_a_micro_batch_where_they_fit(names, most, size):
+    prompts = [torch.tensor([ord(name)]) for name in names]
+    assert shared_engine.run_length(prompts, [10] * len(names), most) == size

@@ -28,11 +28,13 @@ class Walk(gymnasium.Env):  # type: ignore[misc,name-defined]
     action_space = spaces.Discrete(3, start=1)
     observation_space = spaces.Box(-9, 9, (2,))
     metadata = {"render_modes": ["rgb_array"]}
+    last: Walk
 
     def __init__(self, render_mode: str | None = None) -> None:
         self.render_mode = render_mode
         self.threads = {threading.current_thread().name}
         self.closed = False
+        Walk.last = self
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -57,16 +59,16 @@ class Walk(gymnasium.Env):  # type: ignore[misc,name-defined]
         self.closed = True
 
 
-def run(use: Callable[[GymnasiumEnvironment], Awaitable[Any]], make: Any = Walk, **options: Any) -> Any:
-    async def main() -> Any:
+def run(use: Callable[[GymnasiumEnvironment], Awaitable[None]], make: Any = Walk, **options: Any) -> None:
+    async def main() -> None:
         environment = GymnasiumEnvironment(make, **options)
         try:
-            return await use(environment)
+            await use(environment)
         finally:
             await environment.close()
             await environment.close()
 
-    return asyncio.run(main())
+    asyncio.run(main())
 
 
 def step(action: Any) -> Call:
@@ -74,7 +76,7 @@ def step(action: Any) -> Call:
 
 
 def test_an_episode() -> None:
-    async def use(environment: Any) -> Any:
+    async def use(environment: Any) -> None:
         [tool] = environment.tools
         assert tool["function"]["parameters"]["properties"] == {
             "action": {"type": "integer", "minimum": 1, "maximum": 3}
@@ -93,10 +95,9 @@ def test_an_episode() -> None:
         assert (await environment.step(step(1))).text == '{"place":-1}'
         assert (await environment.step(step(1))).truncated
         assert await environment.state() == {"place": -2}
-        return environment._inner
 
-    walk = run(use, state=lambda walk: {"place": np.int64(walk.place)})
-    assert walk.closed and walk.threads == {"gymnasium"}
+    run(use, state=lambda walk: {"place": np.int64(walk.place)})
+    assert Walk.last.closed and Walk.last.threads == {"gymnasium"}
 
 
 def test_what_the_agent_gets_wrong() -> None:
@@ -136,18 +137,17 @@ def test_names_and_rendering() -> None:
     ],
 )
 def test_faults_lose_it(task: dict[str, Any], message: str) -> None:
-    async def use(environment: Any) -> Any:
+    async def use(environment: Any) -> None:
         await environment.reset(task, seed=0)
         for _ in range(2):
             with pytest.raises(EnvironmentLost, match=message):
                 await environment.step(step(1))
-        return environment._inner
 
-    walk = run(use, act_s=0.1)
+    run(use, act_s=0.1)
     deadline = time.monotonic() + 5
-    while not walk.closed and time.monotonic() < deadline:
+    while not Walk.last.closed and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert walk.closed
+    assert Walk.last.closed
 
 
 def test_what_cannot_be_made_is_said() -> None:

@@ -58,7 +58,7 @@ class _Shared:
     users: int = 0
 
 
-_shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared] = weakref.WeakKeyDictionary()
+browsers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared] = weakref.WeakKeyDictionary()
 
 
 class Chromium:
@@ -84,7 +84,7 @@ class Chromium:
             ConfigError: The browser cannot be started.
             EnvironmentLost: It does not answer.
         """
-        shared = _shared.setdefault(asyncio.get_running_loop(), _Shared())
+        shared = browsers.setdefault(asyncio.get_running_loop(), _Shared())
         async with shared.lock:
             if self._held is not shared:
                 shared.users += 1

@@ -90,7 +90,8 @@ class BrowserEnvironment(Environment):
         miniwob.pages()
         self._chromium = Chromium(self.config.executable)
         self._tools = BrowserTools(self.config.address)
-        self._tab: Tab | None = None
+        self.tab: Tab | None = None
+        """Where the session is, between `reset` and `close`."""
         self._task = ""
         self._utterance = miniwob.Utterance("")
         self._screen = Screen("", (0, 0))
@@ -122,14 +123,14 @@ class BrowserEnvironment(Environment):
 
     async def step(self, call: Call) -> StepResult:
         """See `Environment`."""
-        if self._tab is None and not self._lost:
+        if self.tab is None and not self._lost:
             raise ConfigError("reset the environment before the first call")
         self._round += 1
         return await self._guarded(self._answer(call))
 
     async def state(self) -> dict[str, Any] | None:
         """How the task stands, and the page's elements as MiniWoB++ describes them."""
-        if self._tab is None and not self._lost:
+        if self.tab is None and not self._lost:
             return None
         return await self._guarded(self._facts())
 
@@ -139,7 +140,7 @@ class BrowserEnvironment(Environment):
         await self._give_back()
 
     async def _give_back(self) -> None:
-        tab, self._tab = self._tab, None
+        tab, self.tab = self.tab, None
         if tab is not None:
             await tab.close()
         await self._chromium.close()
@@ -158,18 +159,18 @@ class BrowserEnvironment(Environment):
 
     async def _begin(self, task: str, seed: int) -> StepResult:
         config = self.config
-        if self._tab is not None:
-            await self._tab.close()
-        self._tab = Tab(self._chromium, *miniwob.window_of(task), config.scale, config.page_seconds)
+        if self.tab is not None:
+            await self.tab.close()
+        self.tab = Tab(self._chromium, *miniwob.window_of(task), config.scale, config.page_seconds)
         self._task, self._round, self._over = task, 0, ""
-        self._utterance = await miniwob.begin(self._tab, task, seed, config.time_limit_s)
-        shown = await self._shown(self._tab)
+        self._utterance = await miniwob.begin(self.tab, task, seed, config.time_limit_s)
+        shown = await self._shown(self.tab)
         shown.text = "\n".join(filter(None, (f"Task: {quoted(self._utterance.text, 2_000)}", shown.text)))
         shown.info |= {"instruction": self._utterance.text, "fields": self._utterance.fields}
         return shown
 
     async def _answer(self, call: Call) -> StepResult:
-        tab = self._tab
+        tab = self.tab
         assert tab is not None
         if self._over:
             return StepResult(self._round, error=self._over)
@@ -223,8 +224,8 @@ class BrowserEnvironment(Environment):
         return StepResult(self._round, text, images, info={"task": self._task})
 
     async def _facts(self) -> dict[str, Any]:
-        assert self._tab is not None
-        now = await miniwob.status(self._tab)
+        assert self.tab is not None
+        now = await miniwob.status(self.tab)
         return {
             "task": self._task,
             "utterance": self._utterance.text,
@@ -232,7 +233,7 @@ class BrowserEnvironment(Environment):
             "done": now.done,
             "raw_reward": now.reward if now.done else None,
             "reason": now.reason,
-            "page": await miniwob.elements(self._tab),
+            "page": await miniwob.elements(self.tab),
         }
 
     def _limited(self, observation: StepResult) -> StepResult:

@@ -35,7 +35,7 @@ def played(**settings: Any) -> Callable[[Play], Callable[[], None]]:
                 await work(environment)
             finally:
                 await environment.close()
-                assert not any(shared.users for shared in chromium._shared.values())
+                assert not any(shared.users for shared in chromium.browsers.values())
 
         def test() -> None:
             asyncio.run(run())
@@ -149,7 +149,7 @@ async def test_dragging_and_scrolling(environment: BrowserEnvironment) -> None:
     first = await environment.reset({"task": "scroll-text"}, 1)
     x, y = middle(first, "textarea")
     await environment.step(call("scroll", x=x, y=y, direction="down"))
-    assert await environment._tab.run("document.querySelector('textarea').scrollTop") > 0
+    assert await environment.tab.run("document.querySelector('textarea').scrollTop") > 0
 
 
 @played(time_limit_s=0.4)
@@ -193,7 +193,7 @@ async def test_a_crashed_page_is_a_loss_and_the_browser_goes_on(environment: Bro
     """Other sessions notice nothing."""
     crashing = await another(environment)
     with pytest.raises(EnvironmentLost):
-        await crashing._tab._within(crashing._tab._page.goto("chrome://crash"))
+        await crashing.tab.open("chrome://crash")
     with pytest.raises(EnvironmentLost, match="the page has crashed"):
         await crashing.step(call("look"))
     for again in (crashing.reset({"task": "click-test"}, 1), crashing.state()):
@@ -208,8 +208,8 @@ async def test_a_crashed_page_is_a_loss_and_the_browser_goes_on(environment: Bro
 async def test_a_hanging_page_is_a_loss_and_the_browser_goes_on(environment: BrowserEnvironment) -> None:
     """A script without an end blocks neither other pages nor the event loop."""
     hanging = await another(environment)
-    hanging._tab.seconds = 1.0
-    busy = asyncio.create_task(hanging._tab.run("(() => { for (;;) {} })()"))
+    hanging.tab.seconds = 1.0
+    busy = asyncio.create_task(hanging.tab.run("(() => { for (;;) {} })()"))
     assert (await environment.step(call("look"))).error == "" and not busy.done()
     with pytest.raises(EnvironmentLost, match="did not answer within 1 seconds"):
         await busy
@@ -223,8 +223,8 @@ async def test_a_hanging_page_is_a_loss_and_the_browser_goes_on(environment: Bro
 async def test_a_dead_browser_is_a_loss_and_another_one_starts(environment: BrowserEnvironment) -> None:
     """For sessions that begin later."""
     other = await another(environment)
-    held = other._chromium._held
-    await held.browser.close()
+    context = await other.tab.chromium.context(9, 9, 1)
+    await context.browser.close()
     for each in (other, environment):
         with pytest.raises(EnvironmentLost):
             await each.step(call("look"))
@@ -243,15 +243,15 @@ async def test_pages_have_no_network_and_no_memory(environment: BrowserEnvironme
     await environment.reset({"task": "click-test"}, 1)
     for url in (f"http://127.0.0.1:{port}/", f"http://localhost:{port}/", "http://example.org/"):
         fetched = "url => fetch(url, {mode: 'no-cors'}).then(() => 'reached', () => 'not reached')"
-        assert await environment._tab.run(fetched, url) == "not reached"
+        assert await environment.tab.run(fetched, url) == "not reached"
     socket = (
         "url => new Promise(done => { const s = new WebSocket(url);"
         " s.onopen = () => done('reached'); s.onerror = () => done('not reached'); })"
     )
-    assert await environment._tab.run(socket, f"ws://127.0.0.1:{port}/") == "not reached"
-    await environment._tab.run("localStorage.setItem('x', 'y'), document.cookie = 'a=b'")
+    assert await environment.tab.run(socket, f"ws://127.0.0.1:{port}/") == "not reached"
+    await environment.tab.run("localStorage.setItem('x', 'y'), document.cookie = 'a=b'")
     await environment.reset({"task": "click-test"}, 1)
-    assert await environment._tab.run("localStorage.getItem('x')") is None
+    assert await environment.tab.run("localStorage.getItem('x')") is None
     server.close()
     assert asked == []
 

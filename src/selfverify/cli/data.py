@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast, get_args
 
 import typer
 from pydantic import Field
@@ -109,12 +109,16 @@ def filter_(
     typer.echo(f"verdicts: {settings.output}; train on what is kept with learner.keep={settings.output}")
 
 
+LooksFormat = Literal["llama-factory", "ms-swift", "trl"]
+
+
 class ExportConfig(CommandConfig):
     """The conversations that are exported, their form, and the output."""
 
-    format: Literal["atif", "verl"] = "atif"
-    """The form of the files: the Agent Trajectory Interchange Format (1.8), a file each; or verl's `messages`
-    and `tools` for fine-tuning, one file (.parquet or .jsonl)."""
+    format: Literal["atif", "verl", "llama-factory", "ms-swift", "trl"] = "atif"
+    """The form of the files: the Agent Trajectory Interchange Format (1.8), a file each; verl's `messages`
+    and `tools` for fine-tuning, one file (.parquet or .jsonl); or, of a folder of `visual sets`, the traces
+    and pairs as LLaMA-Factory, ms-swift or TRL read them, with all images."""
 
     keep: Literal["all", "correct", "judged"] = "all"
     """With --format verl: which samples; all, right ones, or those that judges found a success."""
@@ -135,7 +139,10 @@ class ExportConfig(CommandConfig):
 @settings_as_options
 def export(
     source: Annotated[
-        Path, typer.Argument(help="The folder of a run or of an evaluation, or a `samples.jsonl`.")
+        Path,
+        typer.Argument(
+            help="The folder of a run, of an evaluation or of `visual sets`, or a `samples.jsonl`."
+        ),
     ],
     output: Annotated[
         Path, typer.Option(help="The folder for the trajectories and their images; of verl's form the file.")
@@ -157,9 +164,14 @@ def export(
     - `selfverify export runs/agent --rollouts --output rollouts --limit 100`
 
     - `selfverify export runs/agent --format verl --keep correct --output own-successes.parquet`
+
+    - `selfverify export looks --format ms-swift --output data/looks`
     """
     if settings.format == "verl":
         _export_conversations(source, output, settings, as_json)
+        return
+    if settings.format in get_args(LooksFormat):
+        _export_looks(source, output, settings, as_json)
         return
     if settings.keep != "all":
         raise ConfigError("--keep goes with --format verl")
@@ -191,3 +203,18 @@ def _export_conversations(source: Path, output: Path, settings: ExportConfig, as
     typer.echo(f"{done.conversations} conversations: {output}")
     for reason, count in done.left_out.items():
         say(f"{count} samples are left out: {reason}", "yellow")
+
+
+def _export_looks(source: Path, output: Path, settings: ExportConfig, as_json: bool) -> None:
+    """Write traces and pairs of looking again for another trainer."""
+    from selfverify.experiments.visual_export import export_looks
+
+    if settings.model_dump(exclude={"format"}) != ExportConfig().model_dump(exclude={"format"}):
+        raise ConfigError(
+            f"--format {settings.format} exports all traces and pairs; other options do not go with it"
+        )
+    traces, pairs, images = export_looks(source, output, cast(LooksFormat, settings.format))
+    if as_json:
+        print_json({"traces": traces, "pairs": pairs, "images": images}, indent=None)
+        return
+    typer.echo(f"{traces} traces, {pairs} pairs, {images} images: {output}")

@@ -276,8 +276,8 @@ def compare(
     names = ("accuracy", "interval", "steps", "visual_tokens", "crop_hit", "too_early", "too_late")
     cells = []
     for rule, figures in found["rules"].items():
-        low, high = figures["interval"]
-        shown = {**figures, "interval": f"{low:.3f} to {high:.3f}"}
+        ends = figures["interval"]
+        shown = {**figures, "interval": f"{ends[0]:.3f} to {ends[1]:.3f}" if ends else None}
         cells.append([rule, *(figure(shown.get(name), ".3f") for name in names)])
     titles = ("looking ends", *(name.replace("_", " ") for name in names))
     print_table(titles, cells, no_wrap=titles[:1])
@@ -314,8 +314,8 @@ def _with_error(mean: float, error: float) -> str:
 
 
 def _points(difference: dict[str, Any]) -> str:
-    low, high = (100 * value for value in difference["interval"])
-    return f"{100 * difference['mean']:+.1f} points ({low:+.1f} to {high:+.1f})"
+    ends = " to ".join(f"{100 * value:+.1f}" for value in difference["interval"] or ())
+    return f"{100 * difference['mean']:+.1f} points ({ends or 'nothing varies'})"
 
 
 app = typer.Typer(help="List visual tools; make data for looking again; say when a verifier ends it.")
@@ -358,8 +358,9 @@ class CollectLooksConfig(CommandConfig):
     samples: int = Field(1, ge=1)
     """Conversations about each."""
 
-    shots: Path | None = None
-    """A file of traces (`sft.jsonl`) of which two are put before each question as examples, in words."""
+    shots: str | None = None
+    """A file of traces (`sft.jsonl`) of which two are put before each question as examples, in words; or
+    `builtin`, the package's own examples."""
 
 
 @app.command()
@@ -433,22 +434,33 @@ def branch(
 
 @app.command()
 @settings_as_options
-def judge(folder: Folder, settings: TeacherConfig, as_json: Json = False) -> None:
-    """Ask a model about the answer of each trace that the task found right (`visual sets --judged`).
+def judge(
+    folder: Folder,
+    settings: TeacherConfig,
+    votes: Annotated[int, typer.Option(min=1, help="Votes on each answer; more than half decide.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Ask a model about answers in free words, right and wrong ones (`visual sets --judged`).
 
-    Called again, the command goes on where it was stopped.
+    Rules say it of numbers, choices and single words. Equal answers to one question are judged once; called
+    again, the command goes on where it was stopped.
 
     Example: `selfverify visual judge looks --server http://127.0.0.1:8000
-    --model Qwen/Qwen2.5-VL-72B-Instruct`
+    --model Qwen/Qwen2.5-VL-72B-Instruct --votes 3`
     """
-    from selfverify.experiments.visual_data import judge_looks
+    from selfverify.experiments.visual_sets import judge_looks
 
-    with bar("answers", hidden=as_json) as progress:
-        right, wrong, neither = judge_looks(folder, settings, progress)
+    with bar("conversations", hidden=as_json) as progress:
+        done = judge_looks(folder, settings, votes, progress)
     if as_json:
-        print_json({"right": right, "wrong": wrong, "neither": neither}, indent=None)
+        print_json(asdict(done), indent=None)
         return
-    typer.echo(f"{right} right, {wrong} wrong, {neither} without a verdict")
+    typer.echo(
+        f"{done.right} right, {done.wrong} wrong, {done.neither} without a verdict; rules settle "
+        f"{done.by_rules}"
+    )
+    if done.unasked:
+        say(f"{done.unasked} could not be judged; the first: {done.reason}", "yellow")
 
 
 class SetsConfig(CommandConfig):
@@ -470,7 +482,7 @@ class SetsConfig(CommandConfig):
     """Do not see to it that the chosen side is longer as often as the rejected one."""
 
     judged: bool = False
-    """Right traces have to be right for the model of `visual judge`, too."""
+    """Answers in free words, right and wrong ones, are as the model of `visual judge` has said."""
 
 
 @app.command()
@@ -480,8 +492,9 @@ def sets(folder: Folder, settings: SetsConfig, as_json: Json = False) -> None:
 
     Example: `selfverify visual sets looks --pairs wrong+wasteful`
     """
-    from selfverify.experiments.visual_data import make_sets
-    from selfverify.visual.traces import Demands, Pairing
+    from selfverify.experiments.visual_sets import make_sets
+    from selfverify.visual.pairs import Pairing
+    from selfverify.visual.traces import Demands
 
     wasteful, ratio = settings.pairs == "wrong+wasteful", settings.longest_ratio
     pairing = Pairing(wasteful, settings.most, ratio, not settings.any_length)
@@ -489,11 +502,46 @@ def sets(folder: Folder, settings: SetsConfig, as_json: Json = False) -> None:
     if as_json:
         print_json(asdict(done), indent=None)
         return
-    typer.echo(f"{done.sft} of {done.traces} traces: {folder / 'sft.jsonl'}")
-    _tell_dropped(done.sft_dropped)
-    kinds = ", ".join(f"{count} {kind}" for kind, count in done.kinds.items())
-    typer.echo(f"{done.pairs} pairs{f' ({kinds})' if kinds else ''}: {folder / 'pairs.jsonl'}")
-    _tell_dropped(done.pairs_dropped)
+    _tell_sets(asdict(done), folder)
+
+
+@app.command()
+def data(
+    recipe: RecipeFor,
+    data_only: Annotated[bool, typer.Option("--data-only", help="End when the pairs are made.")] = False,
+    overrides: Overrides = None,
+) -> None:
+    """Make the data of a recipe with a section `stopping`, and train the verifier: all in one command.
+
+    A teacher or the recipe's own policy looks, a judge says which answers in free words are right, traces
+    are branched, induced and hurried as the section says, `sft.jsonl` and `pairs.jsonl` are made, words are
+    tested, and the verifier learns. Called again, the command goes on where it was stopped.
+
+    Examples:
+
+    - `selfverify visual data looking-digits`
+
+    - `selfverify visual data vts-v-data --data-only stopping.teacher=URL#MODEL stopping.judge=URL#MODEL`
+    """
+    import json
+
+    from selfverify.core.files import read_regular
+    from selfverify.experiments.recipe import load_recipe
+    from selfverify.experiments.run import start_processes
+    from selfverify.experiments.train_stopping import LEAKS, LOOKS, VERIFIER, train_stopping
+    from selfverify.experiments.visual_sets import ABOUT
+    from selfverify.trainer.logging import TrainingProgress
+
+    loaded = load_recipe(recipe, overrides or [])
+    start_processes(loaded)
+    with TrainingProgress() as shown:
+        run = train_stopping(loaded, True, shown.on_step, shown.on_phase, data_only)
+    _tell_sets(json.loads(read_regular(run / LOOKS / ABOUT)), run / LOOKS)
+    if (run / LEAKS).is_file():
+        found = json.loads(read_regular(run / LEAKS))
+        typer.echo(f"{found['accuracy']:.1%} of the sides guessed by their words")
+    if not data_only:
+        typer.echo(f"verifier: {run / VERIFIER / 'model'}")
 
 
 @app.command()
@@ -509,8 +557,8 @@ def leaks(
 
     Example: `selfverify visual leaks looks`
     """
-    from selfverify.experiments.visual_data import read_pairs
-    from selfverify.visual.traces import MOST, leak_test
+    from selfverify.experiments.visual_sets import read_pairs
+    from selfverify.visual.pairs import MOST, leak_test
 
     found = leak_test(read_pairs(pairs), words)
     if as_json:
@@ -539,10 +587,23 @@ def _tell_collected(done: Any, folder: Path, as_json: bool) -> None:
         print_json(asdict(done), indent=None)
         return
     typer.echo(f"{done.traces} traces, {done.correct} of them right: {folder}")
-    if done.lost or done.reason:
-        say(f"{done.lost} were lost; the first reason: {done.reason}", "yellow")
+    if done.reason:
+        lost = f"{done.lost} broke off, {done.unusable} problems could not be made"
+        say(f"{lost}; the first reason: {done.reason}", "yellow")
 
 
-def _tell_dropped(dropped: dict[str, int]) -> None:
+def _tell_sets(done: dict[str, Any], folder: Path) -> None:
+    typer.echo(f"{done['sft']} of {done['traces']} traces: {folder / 'sft.jsonl'}")
+    _tell_dropped(done["sft_dropped"], done["named"])
+    kinds = ", ".join(f"{count} {kind}" for kind, count in done["kinds"].items())
+    by = ", ".join(f"{count} by {who}" for who, count in done["decided"].items())
+    pairs = f"{done['pairs']} pairs ({kinds}; decided: {by})" if done["pairs"] else "0 pairs"
+    typer.echo(f"{pairs}: {folder / 'pairs.jsonl'}")
+    others = {why: count for why, count in done["pairs_dropped"].items() if why not in done["sft_dropped"]}
+    _tell_dropped(others, done["named"])
+
+
+def _tell_dropped(dropped: dict[str, int], named: dict[str, str]) -> None:
     for reason, count in dropped.items():
-        say(f"{count} left out: {reason}", "yellow")
+        first = f", such as {named[reason]}" if reason in named else ""
+        say(f"{count} left out: {reason}{first}", "yellow")

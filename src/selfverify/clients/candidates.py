@@ -12,7 +12,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from selfverify.clients.openai_client import REFUSALS, TOP_LOGPROBS, OpenAIClient
@@ -164,23 +164,9 @@ _ODD_REPLIES = 2
 """The replies in a row with one candidate that are no accident. A refusal counts as so many."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ask:
-    """The state that all requests for candidates of one draw share; see `CandidateSampler.draw`."""
-
-    body: Mapping[str, Any]
-    deliver: Deliver
-    usage: Usage
-    until: float
-
-    @property
-    def model(self) -> str:
-        return str(self.body.get("model"))
-
-    def seeded(self, place: int) -> dict[str, Any]:
-        """The request whose first candidate has this number."""
-        seed = self.body.get("seed")
-        return dict(self.body) if seed is None else {**self.body, "seed": seed + place}
+def _seeded(body: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Return the request whose first candidate has this number: a ``seed`` is raised by it."""
+    return dict(body) if body.get("seed") is None else {**body, "seed": body["seed"] + number}
 
 
 class CandidateSampler:
@@ -222,55 +208,56 @@ class CandidateSampler:
         Raises:
             ServerError: There is no candidate at all.
         """
-        got: list[Completion] = []
+        got, fault, model = list[Completion](), None, str(body.get("model"))
 
         def keep(reply: Completion) -> None:
             got.append(reply)
             deliver(reply)
 
-        ask, fault = _Ask(body, keep, usage, until), None
-        if n > 1 and self._odd[ask.model] < _ODD_REPLIES:
+        ask = partial(self._at_once, body, keep, usage, until)
+        if n > 1 and self._odd[model] < _ODD_REPLIES:
             if mode == "stream":
-                fault = await self._streamed(ask, first, n)
+                fault = await self._streamed(body, keep, usage, until, first, n)
             if mode == "n" or (fault and not got and fault.code in ("cut_off", "bad_reply")):
-                fault = await self._at_once(ask, first, n)
+                fault = await ask(first, n)
             if fault and not got:
-                await self._without_n(ask, first, fault)
+                if fault.status not in REFUSALS:
+                    raise fault
+                # If one alone is given, several were refused for ``n``.
+                if other := await ask(first, 1):
+                    raise fault if other.status in REFUSALS else other
+                # Some servers refuse only greedy candidates, which would all be the same.
+                if body.get("temperature") != 0:
+                    self._odd[model] = _ODD_REPLIES
         if len(got) < n and (fault is None or fault.retry or fault.status in REFUSALS):
-            singly = [self._at_once(ask, number, 1) for number in range(first + len(got), first + n)]
+            singly = [ask(number, 1) for number in range(first + len(got), first + n)]
             fault = next(filter(None, await asyncio.gather(*singly)), None)
         if fault and not got:
             raise fault
         return fault if len(got) < n else None
 
-    async def _without_n(self, ask: _Ask, first: int, fault: ServerError) -> None:
-        """Ask for one candidate where several were refused: if that works, it was for ``n``."""
-        if fault.status not in REFUSALS:
-            raise fault
-        if other := await self._at_once(ask, first, 1):
-            raise fault if other.status in REFUSALS else other
-        # Some servers refuse only greedy candidates, which would all be the same.
-        if ask.body.get("temperature") != 0:
-            self._odd[ask.model] = _ODD_REPLIES
-
-    async def _at_once(self, ask: _Ask, first: int, n: int) -> ServerError | None:
+    async def _at_once(
+        self, body: Mapping[str, Any], deliver: Deliver, usage: Usage, until: float, first: int, n: int
+    ) -> ServerError | None:
         """Ask for all candidates in one reply. Return the fault, if any."""
-        body = ask.seeded(first) | ({"n": n} if n > 1 else {})
+        asked = _seeded(body, first) | ({"n": n} if n > 1 else {})
         try:
-            reply = await self.client.chat(body, ask.usage.lost, ask.until)
+            reply = await self.client.chat(asked, usage.lost, until)
         except ServerError as error:
             return error
-        for found in read_choices(reply, ask.usage)[:n]:
-            ask.deliver(found)
+        for found in read_choices(reply, usage)[:n]:
+            deliver(found)
         if n > 1:
-            self._saw(ask.model, len(reply["choices"]))
+            self._saw(str(body.get("model")), len(reply["choices"]))
         return None
 
-    async def _streamed(self, ask: _Ask, first: int, n: int) -> ServerError | None:
+    async def _streamed(
+        self, body: Mapping[str, Any], deliver: Deliver, usage: Usage, until: float, first: int, n: int
+    ) -> ServerError | None:
         """Ask for all candidates in one stream, delivering each at its end. Return the fault, if any."""
         growing, counted, begun, fault = dict[int, Growing](), None, False, None
         options = {"n": n, "stream": True, "stream_options": {"include_usage": True}}
-        stream = self.client.stream(ask.seeded(first) | options, ask.usage.lost, ask.until)
+        stream = self.client.stream(_seeded(body, first) | options, usage.lost, until)
         try:
             async for chunk in stream:
                 begun, counted = True, chunk.get("usage") or counted
@@ -279,7 +266,7 @@ class CandidateSampler:
                     if choice.get("finish_reason") == "error":
                         growing.pop(index, None)  # it is asked for again
                     elif 0 <= index < n:
-                        growing.setdefault(index, Growing(ask.deliver)).grow(chunk, choice)
+                        growing.setdefault(index, Growing(deliver)).grow(chunk, choice)
             for grown in growing.values():
                 grown.end()
         except ServerError as error:
@@ -291,11 +278,11 @@ class CandidateSampler:
             replies = [grown.reply for grown in growing.values()]
             written = sum(reply.tokens for reply in replies)
             if counted is not None:
-                share(replies, ask.usage.add(counted, written))
+                share(replies, usage.add(counted, written))
             elif begun:
-                ask.usage.lost(written)
+                usage.lost(written)
         if growing and (fault is None or len(growing) > 1):
-            self._saw(ask.model, len(growing))
+            self._saw(str(body.get("model")), len(growing))
         return fault
 
     def _saw(self, model: str, candidates: int) -> None:

@@ -418,13 +418,7 @@ class OpenAIClient:
         """Turn the errors of OpenAI's client, and of those below it, into `ServerError`."""
         try:
             yield
-        except (
-            ServerError,
-            TimeoutError,
-            openai.APIError,
-            httpx2.RequestError,
-            aiohttp.ClientError,
-        ) as error:
+        except _RAISED as error:
             raise self._fault(error) from None
 
     def _fault(self, error: BaseException) -> ServerError:
@@ -450,6 +444,9 @@ class OpenAIClient:
         detail = f"{self.base}: {str(error) or type(error).__name__}"
         return ServerError(text, status, code, retry=True, detail=detail)
 
+
+_RAISED = (ServerError, TimeoutError, openai.APIError, httpx2.RequestError, aiohttp.ClientError)
+"""The errors of calls: ours, those of OpenAI's client, and those of what is below it."""
 
 _HINTS = {
     "bad_reply": "; is it a server of OpenAI's protocol?",

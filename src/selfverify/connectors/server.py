@@ -29,7 +29,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -81,6 +81,7 @@ class SessionLimits:
     content: ContentLimits = CALLS
 
 
+@dataclass(eq=False)
 class Session:
     """One client's environment. Requests wait for each other.
 
@@ -91,21 +92,17 @@ class Session:
         task: The task and the seed, where they are fixed.
     """
 
-    def __init__(
-        self,
-        environment: Environment,
-        limits: SessionLimits,
-        begins: bool = False,
-        task: tuple[dict[str, Any], int] | None = None,
-    ) -> None:
-        self.environment, self.limits, self.begins, self.task = environment, limits, begins, task
-        self.id = secrets.token_urlsafe(24)
-        self.used = time.monotonic()
-        self.begun = False
-        self.lost = ""
-        """Why nothing can be asked any more."""
-        self.turn = asyncio.Lock()
-        """Held by the request that is on its way."""
+    environment: Environment
+    limits: SessionLimits
+    begins: bool = False
+    task: tuple[dict[str, Any], int] | None = None
+    id: str = field(default_factory=lambda: secrets.token_urlsafe(24), init=False)
+    used: float = field(default_factory=time.monotonic, init=False)
+    begun: bool = field(default=False, init=False)
+    lost: str = field(default="", init=False)
+    """Why nothing can be asked any more."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Held by the request that is on its way."""
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         self.begun = False

@@ -212,6 +212,11 @@ class EngineConfig(Config):
         description="The longest conversation behind its prompt, what environments show included; null is "
         "the turns times `sampling.max_new_tokens`.",
     )
+    shared_prefix: bool = Field(
+        False,
+        description="Forward a prompt once for all its answers, as our own trainer does, in place of "
+        "flash-attn's rows without padding (`use_remove_padding`).",
+    )
     options: dict[str, Any] = Field(
         {}, description="The engine's own keys with dots, passed as they are; they count last."
     )
@@ -358,8 +363,28 @@ class StoppingConfig(Config):
     """A verifier of when to stop, made from the policy's own conversations about the recipe's task."""
 
     problems: int = Field(1000, ge=1, description="Training problems about which the policy looks.")
-    samples: int = Field(4, ge=2, description="Conversations about each, of which pairs are made.")
+    samples: int = Field(4, ge=1, description="Conversations about each, of which pairs are made.")
     temperature: float = Field(1.0, gt=0, description="Of these conversations.")
+    teacher: str | None = Field(
+        None, description="`URL#MODEL`: who looks in place of the recipe's own policy, and goes on wrongly."
+    )
+    shots: str | None = Field(
+        None,
+        description="Examples, of which two are put before each question in words: a file of traces, or "
+        "`builtin`, those of the package.",
+    )
+    judge: str | None = Field(
+        None,
+        description="`URL#MODEL`: who says whether answers in free words are right, on both sides of pairs; "
+        "rules say it of numbers, choices and single words. Null: wrong ones in free words make no pair.",
+    )
+    votes: int = Field(1, ge=1, description="Votes of the judge on each answer; more than half decide.")
+    branched: int = Field(
+        0, ge=0, description="Conversations that go on in earnest from the middle of each right one."
+    )
+    induced: int = Field(
+        0, ge=0, description="Those that are asked to go on wrongly from there (VTS-V §4.2)."
+    )
     hurried: int = Field(
         1,
         ge=0,
@@ -384,6 +409,15 @@ class StoppingConfig(Config):
         description="Without `steps`: how far below the best accuracy of all ε on validation problems it may "
         "be, with the fewest steps.",
     )
+
+    @model_validator(mode="after")
+    def _servers(self) -> StoppingConfig:
+        for name, address in (("teacher", self.teacher), ("judge", self.judge)):
+            if address is not None and not all(address.partition("#")):
+                raise ValueError(f"{name}: a model behind a server is given as URL#MODEL, not {address!r}")
+        if self.samples + self.branched + self.induced + self.hurried < 2:
+            raise ValueError("a pair needs two conversations: raise samples, branched, induced or hurried")
+        return self
 
     @property
     def target(self) -> tuple[Literal["steps", "within"], float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -17,7 +17,15 @@ from typing import Any, Protocol, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import differences, make_folder, naming, read_regular, require_held, write_text
+from selfverify.core.files import (
+    differences,
+    make_folder,
+    naming,
+    open_regular,
+    read_regular,
+    require_held,
+    write_text,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -99,8 +107,12 @@ def _opened(path: str, flags: int) -> int:
 
 
 def open_journal(
-    path: Path, row: type[Row], settings: Mapping[str, Any], new_names: Collection[str] = ()
-) -> tuple[JsonlStore, dict[int, Row]]:
+    path: Path,
+    row: type[Row],
+    settings: Mapping[str, Any],
+    new_names: Collection[str] = (),
+    brief: Callable[[Row], Any] = lambda row: row,
+) -> tuple[JsonlStore, dict[int, Any]]:
     """Open a journal with a header, a new one or one to go on with.
 
     Args:
@@ -108,6 +120,7 @@ def open_journal(
         row: The dataclass of its lines.
         settings: Everything that decides what the lines say.
         new_names: Settings that older journals do not name, so that they are not compared.
+        brief: What is kept in memory of a row; by default the row itself.
 
     Returns:
         The journal, and the rows that it holds by index.
@@ -118,13 +131,12 @@ def open_journal(
     """
     header = _header(row, settings, path)
     # A header that was cut off has lost nothing.
-    if not path.exists() or header.startswith(read_regular(path)):
+    if not path.exists() or (path.stat().st_size <= len(header) and header.startswith(read_regular(path))):
         make_folder(path.parent)
         write_text(path, header.decode())
         return JsonlStore(path), {}
-    found, rows = read_journal(
-        path, row, warn=False
-    )  # `JsonlStore` warns below, where it removes a cut-off line
+    # `JsonlStore` warns below, where it removes a cut-off line.
+    found, rows = read_journal(path, row, warn=False, brief=brief)
     # As a reader sees the settings: lists, not tuples.
     asked = json.loads(header)["settings"]
     asked = {name: value for name, value in asked.items() if name in found or name not in new_names}
@@ -147,13 +159,16 @@ def write_journal(path: Path, row: type[Row], settings: Mapping[str, Any], rows:
     write_text(path, b"".join(lines).decode())
 
 
-def read_journal(path: Path, row: type[Row], warn: bool = True) -> tuple[dict[str, Any], dict[int, Row]]:
+def read_journal(
+    path: Path, row: type[Row], warn: bool = True, brief: Callable[[Row], Any] = lambda row: row
+) -> tuple[dict[str, Any], dict[int, Any]]:
     """Read a journal with a header. A last line that was cut off is left out.
 
     Args:
         path: The file.
         row: The dataclass of its lines.
         warn: Whether to warn of a line that was cut off.
+        brief: See `open_journal`.
 
     Returns:
         The settings, and the rows by index.
@@ -161,20 +176,48 @@ def read_journal(path: Path, row: type[Row], warn: bool = True) -> tuple[dict[st
     Raises:
         DataError: The file is no journal of such rows, a line in it is corrupt, or an index stands twice.
     """
-    lines = _whole_lines(path, warn)
-    if not lines and not path.stat().st_size:
-        raise DataError(f"{path} is empty; delete it to start over")
-    header = _value(path, 1, lines[0]) if lines else None
-    wanted = {"rows": _name_of(row), "format": FORMAT}
-    settings = header.pop("settings", None) if isinstance(header, dict) else None
-    if header != wanted or not isinstance(settings, dict):
-        raise DataError(f"{path}, line 1: not the header of a journal of {_name_of(row)} in format {FORMAT}")
-    rows: dict[int, Row] = {}
-    for number, found in enumerate(parse_rows(path, lines[1:], row, first=2), start=2):
+    settings, lines = stream_journal(path, row, warn)
+    rows: dict[int, Any] = {}
+    for number, (_, found) in enumerate(lines, start=2):
         if found.index in rows:
             raise _corrupt(path, number, f"index {found.index} stands in the file twice")
-        rows[found.index] = found
+        rows[found.index] = brief(found)
     return settings, rows
+
+
+def stream_journal(
+    path: Path, row: type[Row], warn: bool = True
+) -> tuple[dict[str, Any], Iterator[tuple[int, Row]]]:
+    """Read a journal with a header row by row, in the file's order, so that it need not fit into memory.
+
+    Args:
+        path: See `read_journal`.
+        row: See `read_journal`.
+        warn: See `read_journal`.
+
+    Returns:
+        The settings, and the rows, each with the byte at which its line begins.
+
+    Raises:
+        DataError: The file is no journal of such rows, or a line in it is corrupt.
+    """
+    lines = _whole_lines(path, warn)
+    first = next(lines, None)
+    if first is None and not path.stat().st_size:
+        raise DataError(f"{path} is empty; delete it to start over")
+    header = None if first is None else _value(path, 1, first)
+    wanted = {"rows": _name_of(row), "format": FORMAT}
+    settings = header.pop("settings", None) if isinstance(header, dict) else None
+    if first is None or header != wanted or not isinstance(settings, dict):
+        raise DataError(f"{path}, line 1: not the header of a journal of {_name_of(row)} in format {FORMAT}")
+
+    def rows(begin: int) -> Iterator[tuple[int, Row]]:
+        reader = TypeAdapter(row)
+        for number, line in enumerate(lines, start=2):
+            yield begin, _parsed(reader, line, path, number)
+            begin += len(line) + 1
+
+    return settings, rows(len(first) + 1)
 
 
 def read_rows(path: Path, skip_corrupt: bool = False) -> list[dict[str, Any]]:
@@ -190,38 +233,47 @@ def read_rows(path: Path, skip_corrupt: bool = False) -> list[dict[str, Any]]:
     Raises:
         DataError: A complete line is corrupt. The message names file and line.
     """
-    return parse_rows(path, _whole_lines(path), dict[str, Any], skip_corrupt) if path.exists() else []
+    if not path.exists():
+        return []
+    rows, reader = [], TypeAdapter(dict[str, Any])
+    for number, line in enumerate(_whole_lines(path), start=1):
+        try:
+            rows.append(_parsed(reader, line, path, number))
+        except DataError as error:
+            if not skip_corrupt:
+                raise
+            logger.warning("left out: %s", error)
+    return rows
 
 
-def _whole_lines(path: Path, warn: bool = True) -> list[bytes]:
-    *lines, torn = read_regular(path).split(b"\n")
-    if torn and warn:
-        logger.warning("%s: the last line was cut off while it was written; left out", path)
-    return lines
-
-
-def parse_rows(
-    path: Path, lines: list[bytes], row: type[Any], skip_corrupt: bool = False, first: int = 1
-) -> list[Any]:
-    """Return lines of JSON as rows; errors number them from ``first``.
+def read_lines(path: Path, row: type[Any]) -> Iterator[tuple[int, Any]]:
+    """Yield the lines of a file of JSON lines as rows, with their numbers, from 1.
 
     Raises:
-        DataError: A line is no such row. The message names file and line. With ``skip_corrupt`` it is left
-            out with a warning.
+        DataError: A line is no such row. The message names file and line.
     """
     reader = TypeAdapter(row)
-    rows = []
-    for number, line in enumerate(lines, start=first):
-        try:
-            rows.append(reader.validate_json(line))
-        except ValidationError as error:
-            fault = error.errors()[0]
-            name = ".".join(str(part) for part in fault["loc"])
-            problem = f"{name}: {fault['msg']}" if name else fault["msg"]
-            if not skip_corrupt:
-                raise _corrupt(path, number, problem) from None
-            logger.warning("%s, line %d: %s; left out", path, number, problem)
-    return rows
+    with naming(path), open_regular(path) as file:
+        for number, line in enumerate(file, start=1):
+            yield number, _parsed(reader, line, path, number)
+
+
+def _whole_lines(path: Path, warn: bool = True) -> Iterator[bytes]:
+    with naming(path), open_regular(path) as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line[:-1]
+            elif warn:
+                logger.warning("%s: the last line was cut off while it was written; left out", path)
+
+
+def _parsed(reader: TypeAdapter[Any], line: bytes, path: Path, number: int) -> Any:
+    try:
+        return reader.validate_json(line)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        name = ".".join(str(part) for part in fault["loc"])
+        raise _corrupt(path, number, f"{name}: {fault['msg']}" if name else fault["msg"]) from None
 
 
 def _value(path: Path, number: int, line: bytes) -> Any:

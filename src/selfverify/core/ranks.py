@@ -20,7 +20,7 @@ T = TypeVar("T")
 _limit_s = 7200.0
 _objects: dist.ProcessGroup | None = None
 """The group in which processes tell each other objects: by gloo, also where tensors go by NCCL, which would
-end the run when one process's rollouts take ten minutes more than another's."""
+end a run in which one process's rollouts take ten minutes more than another's."""
 
 
 def start(cpu: bool, timeout_s: float = _limit_s) -> None:
@@ -73,7 +73,13 @@ def gather(value: T) -> list[T]:
     if count() == 1:
         return [value]
     if _objects is None:
-        _objects = dist.new_group(backend="gloo", timeout=timedelta(seconds=_limit_s))
+        try:
+            _objects = dist.new_group(backend="gloo", timeout=timedelta(seconds=_limit_s))
+        except RuntimeError as error:
+            raise SelfVerifyError(
+                f"the processes do not reach each other by gloo ({error}); set GLOO_SOCKET_IFNAME to the "
+                "network interface that all machines share"
+            ) from error
     values: list[Any] = [None] * count()
     try:
         dist.all_gather_object(values, value, group=_objects)

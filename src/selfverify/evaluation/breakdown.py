@@ -19,8 +19,8 @@ from selfverify.evaluation.metrics import HEADLINE, SampleTable
 from selfverify.evaluation.samples import CORRECT_1, StoredSample
 from selfverify.evaluation.statistics import (
     Statistic,
-    bootstrap_interval,
-    on_all,
+    interval,
+    measure,
     ratio_statistic,
     transitions,
 )
@@ -207,16 +207,16 @@ def _figures(
 ) -> dict[str, Figure]:
     """Return figures of the problems in ``mask``, without what nothing is known of."""
     figures: dict[str, Figure] = {metric.name: {"curves": {}, "intervals": {}} for metric in metrics}
-    problems, most = int(mask.sum()), max(n for _, n in chosen)
+    most = max(n for _, n in chosen)
     for metric, rule in product(metrics, [strategy.figure for strategy in STRATEGIES.values()]):
         found = [_statistic(chosen.get((rule, n), {}), metric, mask) for n in range(1, most + 1)]
-        values = [on_all(statistic, problems) for statistic in found if statistic is not None]
+        values = [statistic.on_all() for statistic in found if statistic is not None]
         if not np.isnan(values).all():
             own = [None if np.isnan(value) else value for value in values]
             figures[metric.name]["curves"][rule] = own
         if rule in WITH_INTERVAL and found[-1] is not None:
-            interval = bootstrap_interval(found[-1], problems)
-            figures[metric.name]["intervals"] |= {rule: interval} if interval else {}
+            ends = interval([measure(found[-1])])
+            figures[metric.name]["intervals"] |= {rule: ends} if ends else {}
     return {name: figure for name, figure in figures.items() if figure["curves"]}
 
 

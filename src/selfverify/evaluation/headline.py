@@ -15,10 +15,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from selfverify.evaluation.metrics import HEADLINE, other_reading
+from selfverify.evaluation.metrics import HEADLINE, MIXED_BOTH, other_reading
 from selfverify.selection.strategies import STRATEGIES
 
-MOST = 15
+MOST = 16
 """A table has at most so many rows, those of notes not counted."""
 WIDEST = 80
 """And its lines at most so many characters."""
@@ -33,6 +33,7 @@ ANSWERS = (
     ("score_right", "{own} score of right answers"),
     ("score_wrong", "{own} score of wrong answers"),
     ("within_problem_auc", "its AUC within a problem"),
+    (MIXED_BOTH, "of problems mixed both times"),
     ("pass@1", "one answer (pass@1)"),
     ("majority@{n}", "plain vote of {n}"),
     ("best@{n}", "best of {n} by {own} score"),
@@ -142,8 +143,8 @@ def headline(
         after: A summary (`selfverify.evaluation.evaluate`), or what rules that end looking come to
             (`selfverify.evaluation.visual_metrics`).
         before: The summary before training. Without it there is one column of values, with their intervals.
-        changes: The differences between the two, with intervals (`evaluation.statistics.paired`), by the
-            figures' names in summaries.
+        changes: The differences between the two, with intervals (`evaluation.metrics.paired_difference`), by
+            the figures' names in summaries.
         stored: Figures of other runs, as the last rows.
         notes: Sentences below the table.
     """
@@ -154,14 +155,14 @@ def headline(
         rows = [[title, _number(value), _ends(ends)] for title, value, ends in found if value is not None]
     else:
         columns = ["", "before", "after", "change, 95 % interval"]
-        values = {
-            title: (key, _value(before, key)[0], _value(after, key)[0]) for key, title in _titles(after)
-        }
-        rows = [
-            [title, _number(was), _number(now), _change((changes or {}).get(key), was, now)]
-            for title, (key, was, now) in values.items()
-            if was is not None or now is not None
-        ]
+        rows = []
+        for key, title in _titles(after):
+            change = (changes or {}).get(key)
+            was, now = _value(before, key)[0], _value(after, key)[0]
+            if key == MIXED_BOTH and change is not None:
+                was, now = change["before"], change["after"]
+            if was is not None or now is not None:
+                rows.append([title, _number(was), _number(now), _change(change, was, now)])
     sources = list(dict.fromkeys(one.source for one in stored))
     rows = rows[: MOST - len(stored)]
     for one in stored:
@@ -252,7 +253,7 @@ def _ends(interval: Sequence[float] | None) -> str:
 
 def _change(found: Mapping[str, Any] | None, was: float | None, now: float | None) -> str:
     """The paired change with its interval; where there is none, the difference alone."""
-    if found is not None:
+    if found is not None and found["interval"] is not None:
         return f"{_signed(found['difference'])} ({' to '.join(map(_signed, found['interval']))})"
     return "" if was is None or now is None else _signed(now - was)
 

@@ -37,10 +37,11 @@ from selfverify.evaluation.samples import (
 from selfverify.evaluation.statistics import (
     Statistic,
     auc_statistic,
-    bootstrap_interval,
+    compare,
+    interval,
     mean_statistic,
-    on_all,
-    paired,
+    measure,
+    on_shared,
     ranking_statistics,
     ratio_statistic,
     row_mean,
@@ -468,7 +469,11 @@ def _told_beside(table: SampleTable) -> list[str]:
 
 
 def _means(per_problem: Mapping[str, Floats | None]) -> dict[str, Statistic]:
-    return {name: mean_statistic(values) for name, values in per_problem.items() if values is not None}
+    return {
+        name: mean_statistic(values, signed=name.startswith("best_over_majority"))
+        for name, values in per_problem.items()
+        if values is not None
+    }
 
 
 def summarise(
@@ -492,7 +497,7 @@ def summarise(
     table = SampleTable.from_samples(samples, None, target_boxes, headline, errors)
     problems, total = table.correct.shape
     found = statistics(table)
-    values = {name: _number(on_all(statistic, problems)) for name, statistic in found.items()}
+    values = {name: _number(statistic.on_all()) for name, statistic in found.items()}
     tables: dict[str, dict[str, float | None]] = {}
     for table_name in ("turns", "conversations", *_told_beside(table)):
         own = {name.partition(".")[2]: v for name, v in values.items() if name.startswith(f"{table_name}.")}
@@ -502,7 +507,7 @@ def summarise(
         ranking = ranking_statistics(read, table.correct)
         tables[name] = {
             f"best@{total}": None if best is None else float(best.mean()),
-            **{figure: _number(on_all(statistic, problems)) for figure, statistic in ranking.items()},
+            **{figure: _number(statistic.on_all()) for figure, statistic in ranking.items()},
             **tables.get(name, {}),
         }
     score = table.scores[headline]
@@ -523,7 +528,7 @@ def summarise(
         "reliability": reliability(table.scores[headline], table.correct),
         "score_std": float(score.std()) if len(score) else None,
         "curves": curves(table),
-        "intervals": {name: bootstrap_interval(statistic, problems) for name, statistic in found.items()},
+        "intervals": {name: interval([measure(statistic)]) for name, statistic in found.items()},
     }
 
 
@@ -543,7 +548,9 @@ def paired_difference(
             ``metrics.``; one that is given only where another reaches a number is left out.
 
     Returns:
-        ``{metric: {"difference": float, "interval": [low, high]}}`` for the metrics defined in both runs.
+        `compare`'s values by metric, for those that are defined in both runs. Where other problems are mixed
+        in one than in the other, `MIXED_BOTH` has the within-problem AUC of those that are in both,
+        ``before`` and ``after``, too: training can change which problems an AUC is about.
 
     Raises:
         DataError: The runs are not about the same problems; the message names some that differ.
@@ -558,8 +565,22 @@ def paired_difference(
             f"only in the second: {sorted(only_b)[:5] or 'none'}"
         )
     second = SampleTable.from_samples(b, order=first.problems, headline=headline)
-    left, right = (statistics(table) | _of_singles(table, metrics) for table in (first, second))
-    return paired(left, right, len(first.problems))
+    left, right = (
+        {name: measure(one) for name, one in (statistics(table) | _of_singles(table, metrics)).items()}
+        for table in (first, second)
+    )
+    changes = {name: compare([right[name] - left[name]]) for name in left if name in right}
+    found = {name: change for name, change in changes.items() if not math.isnan(change["difference"])}
+    before, after = left["within_problem_auc"], right["within_problem_auc"]
+    if (before.used & after.used).any() and (before.used != after.used).any():
+        same = on_shared(before, after), on_shared(after, before)
+        values = {"before": same[0].value, "after": same[1].value}
+        found[MIXED_BOTH] = values | compare([same[1] - same[0]])
+    return found
+
+
+MIXED_BOTH = "mixed_both.within_problem_auc"
+"""The within-problem AUC of problems that have right and wrong answers with a score in both runs."""
 
 
 def _of_singles(table: SampleTable, metrics: Sequence[Metric]) -> dict[str, Statistic]:

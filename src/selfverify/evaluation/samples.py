@@ -214,6 +214,7 @@ class ResumableBatches(Generic[Row]):
         batch: The number of problems that one process works on at once.
         progress: Called by the first process after each batch.
         new_names: See `open_journal`.
+        brief: What is kept in memory of a row; by default the row itself.
 
     Raises:
         ConfigError: The journal was written under other settings.
@@ -229,17 +230,18 @@ class ResumableBatches(Generic[Row]):
         batch: int,
         progress: Progress | None = None,
         new_names: Collection[str] = (),
+        brief: Callable[[Row], Any] = lambda row: row,
     ) -> None:
-        self.total, self.batch, self.progress = total, batch, progress
+        self.total, self.batch, self.progress, self.brief = total, batch, progress, brief
         self._journal: JsonlStore | None = None
 
-        def open_() -> dict[int, Row]:
+        def open_() -> dict[int, Any]:
             if path is None:
                 return {}
-            self._journal, rows = open_journal(path, row, settings, new_names)
+            self._journal, rows = open_journal(path, row, settings, new_names, brief)
             return rows
 
-        self.rows = ranks.on_first(open_)
+        self.rows: dict[int, Any] = ranks.on_first(open_)
 
     def shares(self) -> Iterator[range]:
         """Yield this process's share of each batch that has a problem without a row; it may be empty.
@@ -259,7 +261,7 @@ class ResumableBatches(Generic[Row]):
         """Add the rows that all processes have made of a batch. A problem that has a row already keeps it."""
         made = {row.index: row for part in ranks.gather([*rows]) for row in part}
         new = [made[index] for index in sorted(made.keys() - self.rows.keys())]
-        self.rows |= {row.index: row for row in new}
+        self.rows |= {row.index: self.brief(row) for row in new}
         if self._journal is not None:
             self._journal.append(*(asdict(row) for row in new))  # type: ignore[call-overload]
 

@@ -28,7 +28,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Trajectory
 from selfverify.evaluation.evaluate import HeldOut
 from selfverify.evaluation.samples import Progress, ResumableBatches
-from selfverify.evaluation.statistics import Statistic, bootstrap_interval, on_all, ratio
+from selfverify.evaluation.statistics import Statistic, compare, interval, measure, ratio_statistic
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import rollout
@@ -463,7 +463,7 @@ def compared(looked: CappedArrays, epsilons: Mapping[Kind, float]) -> dict[str, 
     for name, outcome in found.items():
         rules[name] = {
             "accuracy": float(outcome.right.mean()),
-            "interval": bootstrap_interval(_mean(looked, outcome.right), looked.problems),
+            "interval": interval([measure(_mean(looked, outcome.right))]),
             "steps": float(outcome.steps.mean()),
             "visual_tokens": float(outcome.visual.mean()),
         }
@@ -491,12 +491,9 @@ def _mean(looked: CappedArrays, values: Floats) -> Statistic:
     """The mean over conversations, of which whole problems are drawn."""
     sums = np.bincount(looked.problem, values, minlength=looked.problems)
     counts = np.bincount(looked.problem, minlength=looked.problems).astype(np.float64)
-    return lambda weights: ratio(weights @ sums, weights @ counts)
+    return ratio_statistic(sums, counts)
 
 
 def _difference(looked: CappedArrays, values: Floats) -> dict[str, Any]:
-    statistic = _mean(looked, values)
-    return {
-        "mean": on_all(statistic, looked.problems),
-        "interval": bootstrap_interval(statistic, looked.problems),
-    }
+    found = compare([measure(_mean(looked, values))])
+    return {"mean": found["difference"], "interval": found["interval"]}

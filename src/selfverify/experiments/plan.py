@@ -32,7 +32,13 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.scores import READ_BATCH, score_tree
 from selfverify.trainer.batch import TokenStreams
 from selfverify.trainer.loss import LossComputer, UpdateMetrics, micro_batches
-from selfverify.trainer.optim import LOW_PRECISION, ApartGradients, ChannelOptimizer, make_optimizer
+from selfverify.trainer.optim import (
+    LOW_PRECISION,
+    ApartGradients,
+    ChannelOptimizer,
+    make_optimizer,
+    sum_in_float32,
+)
 
 ENDED = 5
 """Of so many conversations one has ended when the others' keys are copied without it."""
@@ -84,6 +90,7 @@ class PlannedStep:
         with self.meter.span("reference"):
             reference = policy.frozen_copy() if method.config.needs_reference else None
         self.trainable = [p for p in policy.model.parameters() if p.requires_grad]
+        sum_in_float32(self.trainable)
         for parameter in self.trainable:
             parameter.register_post_accumulate_grad_hook(lambda p: self.meter.relabel([p.grad], "gradients"))
         self.apart = ApartGradients(lambda: self.trainable)
@@ -217,7 +224,7 @@ class PlannedStep:
             return None
         optimizer = make_optimizer(learner.optim, self.policy.model.named_parameters(), masters)
         for parameter in self.trainable:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
         with self.meter.span("optimiser"):
             for channel in self.moments:
                 _step(optimizer, channel)
@@ -407,13 +414,17 @@ def _share_out(held: dict[str, int], phase: str, step: PlannedStep, gpus: int, s
     """Turn what one GPU would hold alone into what each holds.
 
     FSDP2 gives each its part. It gathers all weights for the rollout, and later a layer when it is needed
-    (the next one in advance). DDP keeps all on each GPU, and its buckets hold gradients that stay.
+    (the next one in advance). DDP keeps all on each GPU, and its buckets hold gradients that stay, unless
+    they are summed in another type than the weights'.
     """
-    model = step.policy.model
+    model, learning = step.policy.model, sum(p.nbytes for p in step.trainable)
+    summed = sum(p.numel() * p.grad_dtype.itemsize for p in step.trainable)
     if not sharded:
-        learning = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-        held["gradients"] = learning + (held.get("gradients", 0) if step.gradients else 0)
+        beside = step.gradients or summed > learning
+        held["gradients"] = learning + (held.get("gradients", 0) if beside else 0)
         return
+    if "gradients" in held:  # FSDP2 keeps them in the weights' type
+        held["gradients"] = held["gradients"] * learning // summed
     for item in SHARDED:
         if item in held:
             held[item] = -(-held[item] // gpus)

@@ -55,6 +55,7 @@ class TaughtConversation:
             them.
         steps: The task's record of each turn.
         finish: How the last turn ended.
+        answer: The answer as it was read from the last turn; None where none could be read.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -65,6 +66,7 @@ class TaughtConversation:
     cuts: list[list[list[Any]]] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
     finish: str = ""
+    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +151,9 @@ class Teaching:
         ask: Ask,
         total: int,
         progress: Progress | None = None,
-    ) -> list[TaughtProblem]:
-        """Hold the conversations that the journal does not have yet, and return all.
+        brief: Callable[[TaughtProblem], Any] = lambda row: row,
+    ) -> list[Any]:
+        """Hold the conversations that the journal does not have yet, and return what ``brief`` makes of all.
 
         Args:
             journal: The file.
@@ -158,13 +161,14 @@ class Teaching:
             ask: The problems.
             total: How many problems there are.
             progress: Called after each batch of problems.
+            brief: What is kept in memory of a line.
 
         Raises:
             ConfigError: The journal is that of other settings, or the teacher cannot do this task.
         """
         at_once = self.task.limits.concurrent or AT_ONCE
         size = max(at_once // self.samples, 1)
-        sweep = ResumableBatches(journal, TaughtProblem, settings, total, size, progress)
+        sweep = ResumableBatches(journal, TaughtProblem, settings, total, size, progress, brief=brief)
         policy: Policy | None = None
         for share in sweep.shares():
             if self.teacher.own and policy is None:
@@ -248,12 +252,14 @@ def as_taught(noted: RecordingEpisode, finish: Finish | None, error: str) -> Tau
         return TaughtConversation(noted.messages, lost=(error or "its episode failed")[:2000])
     if ended.lost:
         return TaughtConversation(noted.messages, lost="it was not judged")
+    answered = noted.answers()
     return TaughtConversation(
         noted.messages,
         ended.rewards,
         cuts=noted.cuts,
         steps=[dict(turn) for turn in ended.turns if isinstance(turn, dict)],
         finish=str(finish or ""),
+        answer=answered[-1].fields.get("answer") if answered else None,
     )
 
 

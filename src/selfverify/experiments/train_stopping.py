@@ -1,10 +1,11 @@
-"""A verifier of when to stop looking, from a reasoner alone (VTS-V §3.3, §4.2).
+"""A verifier of when to stop looking (VTS-V §3.3, §4).
 
-The reasoner holds conversations, pairs are made of them, DPO learns from the pairs, and ε is chosen.
+A reasoner, or a teacher in its place, holds conversations; a judge says which are right; pairs are made of
+them, DPO learns from the pairs, and ε is chosen.
 
 FOLDER/
   recipe.yaml   the recipe
-  looks/        the reasoner's conversations and the pairs made of them: `selfverify.experiments.visual_data`
+  looks/        the conversations and the pairs made of them: `experiments.visual_data`, `visual_sets`
   verifier/     the run of `dpo`; ``verifier/model`` is the verifier, ``stopping.json`` stands in it
   looking/      the conversations on which ε was chosen
   leaks.json    whether words alone tell the sides of a pair apart
@@ -38,13 +39,15 @@ from selfverify.evaluation.visual_metrics import (
     run_to_cap,
 )
 from selfverify.experiments.command_config import TeacherConfig
-from selfverify.experiments.recipe import NamedConfig, Recipe, recipe_task, write_recipe
+from selfverify.experiments.recipe import RECIPE_FILE, NamedConfig, Recipe, recipe_task, write_recipe
 from selfverify.experiments.run import clear_run, held_folder, of_phase, start_processes, train
-from selfverify.experiments.visual_data import PAIRS, branch_looks, collect_looks, make_sets, read_pairs
+from selfverify.experiments.visual_data import Way, branch_looks, collect_looks
+from selfverify.experiments.visual_sets import PAIRS, judge_looks, make_sets, read_pairs
 from selfverify.methods.base import StepCallback
 from selfverify.policy.policy import Policy
 from selfverify.trainer.checkpoint import MODEL_FOLDER
 from selfverify.visual.config import VisualConfig
+from selfverify.visual.pairs import MOST, Pairing, leak_test
 from selfverify.visual.stopping import (
     Kind,
     StepMeans,
@@ -56,7 +59,7 @@ from selfverify.visual.stopping import (
     stop_figures,
 )
 from selfverify.visual.task import VisualTask, VisualToolTask
-from selfverify.visual.traces import MOST, Demands, Pairing, leak_test
+from selfverify.visual.traces import Demands
 
 CAP_FILE = "looked-{split}.jsonl"
 """The journal of the conversations, in the output folder."""
@@ -246,12 +249,16 @@ def compare_stopping(
 
 logger = logging.getLogger(__name__)
 
-LOOKS, VERIFIER, LOOKING = "looks", "verifier", "looking"
-"""The folders in a run's folder."""
+LOOKS, VERIFIER, LOOKING, LEAKS = "looks", "verifier", "looking", "leaks.json"
+"""The folders in a run's folder, and the file about words."""
 
 
 def train_stopping(
-    recipe: Recipe, resume: bool = False, on_step: StepCallback | None = None, on_phase: Any = None
+    recipe: Recipe,
+    resume: bool = False,
+    on_step: StepCallback | None = None,
+    on_phase: Any = None,
+    data_only: bool = False,
 ) -> Path:
     """Train a verifier as ``recipe.stopping`` says. Returns the run's folder.
 
@@ -263,6 +270,9 @@ def train_stopping(
         resume: Whether to go on with what the folder holds; otherwise it is deleted.
         on_step: Called after every training step.
         on_phase: Called as ``on_phase(name, done, total)`` while conversations are held.
+        data_only: Whether to end when the pairs are made.
+
+    Where a teacher looks, ε is not chosen: the model that will look is not known yet.
 
     Raises:
         ConfigError: The recipe's method does not learn from pairs; its policy has no adapter; several
@@ -289,31 +299,67 @@ def train_stopping(
             for name in (LOOKS, VERIFIER, LOOKING):
                 shutil.rmtree(folder / name, ignore_errors=True)
         write_recipe(recipe, folder)
-        _make_pairs(recipe, how, of_phase(on_phase, "what the policy looks at"))
-        train(recipe.model_copy(update=changed), resume, on_step, on_phase)
+        _make_pairs(recipe, how, on_phase)
+        if data_only:
+            return folder
+        begun = (folder / VERIFIER / RECIPE_FILE).is_file()
+        train(recipe.model_copy(update=changed), resume and begun, on_step, on_phase)
+        if how.teacher is not None:
+            return folder
         verifier = folder / VERIFIER / MODEL_FOLDER
         looks = CappedLooks(recipe, recipe.policy.path, str(verifier))
         calibrate_stopping(looks, how.rule, *how.target, of_phase(on_phase, "when it has seen enough"))
     return folder
 
 
-def _make_pairs(recipe: Recipe, how: StoppingConfig, progress: Progress | None) -> None:
-    """Hold the reasoner's conversations, pair them, and say whether words tell the sides apart."""
+def _make_pairs(recipe: Recipe, how: StoppingConfig, on_phase: Any) -> None:
+    """Hold conversations, judge and pair them, and say whether words tell the sides apart."""
     folder = recipe.folder / LOOKS
     reasoner = recipe.model_copy(update={"policy": recipe.policy.for_model(recipe.policy.path)})
-    teacher = TeacherConfig(own=True, temperature=how.temperature, max_tokens=recipe.sampling.max_new_tokens)
-    collect_looks(reasoner, teacher, folder, how.problems, how.samples, progress=progress)
-    if how.hurried:
-        branch_looks(reasoner, teacher, folder, "hurried", how.hurried, progress=progress)
-    sets = make_sets(folder, Demands(), Pairing(wasteful=how.pairs == "wrong+wasteful"))
+    teacher = _model_of(how.teacher, temperature=how.temperature, max_tokens=recipe.sampling.max_new_tokens)
+    looks = of_phase(on_phase, "what is looked at")
+    collect_looks(reasoner, teacher, folder, how.problems, how.samples, how.shots, progress=looks)
+    ways: dict[Way, int] = {"branched": how.branched, "induced": how.induced, "hurried": how.hurried}
+    if how.judge is not None and any(ways.values()):
+        _judge(how, folder, on_phase)  # only from what is right others go on
+    for way, samples in ways.items():
+        if samples:
+            branch_looks(reasoner, teacher, folder, way, samples, progress=of_phase(on_phase, way))
+    if how.judge is not None:
+        _judge(how, folder, on_phase)
+    pairing = Pairing(wasteful=how.pairs == "wrong+wasteful")
+    sets = make_sets(folder, Demands(), pairing, judged=how.judge is not None)
     if not sets.pairs:
         reasons = ", ".join(f"{count}: {why}" for why, count in sets.pairs_dropped.items())
         raise DataError(
             f"{folder}: no pair came of {sets.traces} conversations ({reasons or 'none was left out'}); more "
             "problems or a higher temperature (stopping.problems, stopping.temperature) give more"
         )
-    leaks = leak_test(read_pairs(folder), words=10)
-    write_json(recipe.folder / "leaks.json", asdict(leaks) | {"passes": leaks.passes})
+    try:
+        leaks = leak_test(read_pairs(folder), words=10)
+    except DataError as error:
+        logger.warning("whether words alone tell the better side is not known: %s", error)
+        return
+    write_json(recipe.folder / LEAKS, asdict(leaks) | {"passes": leaks.passes})
     if not leaks.passes:
         text = "words alone tell the better side of %.0f %% of the pairs, and %.0f %% may be; see leaks.json"
         logger.warning(text, 100 * leaks.accuracy, 100 * MOST)
+
+
+def _judge(how: StoppingConfig, folder: Path, on_phase: Any) -> None:
+    judged = judge_looks(
+        folder, _model_of(how.judge), how.votes, of_phase(on_phase, "answers that are judged")
+    )
+    if judged.unasked:
+        text = (
+            "%d answers could not be judged and make no pair; the first: %s; called again, it is tried again"
+        )
+        logger.warning(text, judged.unasked, judged.reason)
+
+
+def _model_of(address: str | None, **how: Any) -> TeacherConfig:
+    """A model behind a server, ``URL#MODEL``; the recipe's own policy where there is none."""
+    if address is None:
+        return TeacherConfig(own=True, **how)
+    server, _, model = address.partition("#")
+    return TeacherConfig(server=server, model=model, **how)

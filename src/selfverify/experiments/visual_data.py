@@ -5,73 +5,69 @@ FOLDER/
   branched.jsonl       those that go on from the middle of a right one
   induced.jsonl        the same, by a model that was asked to go on wrongly
   hurried.jsonl        the same, by a model that was told to answer at once
-  verdicts.jsonl       what a model that judges answers has said
+  verdicts.jsonl       what a model that judges answers has said (`selfverify.experiments.visual_judge`)
   images/              what they show, by content
   sft.jsonl            right traces, for supervised fine-tuning
   pairs.jsonl          preferences, for the verifier
-  data.json            how many traces were dropped for which reason
+  data.json            how many traces were dropped for which reason, with the first of each
 
 Teachers make the traces. VTS-V §4.1 has a large model look in a few-shot setting (`collect_looks`) and a
-model judge the answers of right traces once more (``llm_as_a_judge``, `judge_looks`); §4.2 has a large model
-go on from an intermediate step with wrong reasoning (`branch_looks`). Beside that, traces are branched:
-the model goes on from the middle in earnest, and a trace that comes out wrong by itself is a negative that
-was not asked for. `make_sets` makes the data sets: one for supervised fine-tuning, and pairs for the verifier
-(§4.2).
+model judge the answers (``llm_as_a_judge``, `judge_looks`); §4.2 has a large model go on from an intermediate
+step with wrong reasoning (`branch_looks`). Beside that, traces are branched: the model goes on from the
+middle in earnest, and a trace that comes out wrong by itself is a negative that was not asked for.
+`selfverify.experiments.visual_sets` makes the data sets: one for supervised fine-tuning, and pairs for the
+verifier (§4.2).
+
+Journals are read line by line (`TraceIndex`): memory does not grow with the number of traces.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
+import hashlib
 import re
+import sqlite3
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import count
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, groupby
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from PIL.Image import Image
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from selfverify.clients.replies import text_of, usable_choices
-from selfverify.core import event_loop
-from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
-from selfverify.core.files import naming, read_regular, write_json, write_text
-from selfverify.core.jsonl_store import STRICT, parse_rows, read_journal
+from selfverify.core import jsonl_store
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.files import naming, open_regular
+from selfverify.core.jsonl_store import stream_journal
 from selfverify.core.problem import Problem
 from selfverify.data.images import read_image
-from selfverify.evaluation.samples import IMAGES, Progress, ResumableBatches, written_images
+from selfverify.evaluation.samples import IMAGES, Progress, written_images
 from selfverify.experiments.command_config import TeacherConfig
 from selfverify.experiments.recipe import Recipe, recipe_task
 from selfverify.experiments.teaching import Asked, TaughtProblem, Teaching, at_most
+from selfverify.experiments.visual_judge import (
+    VERDICTS,
+    Verdicts,
+    asked_and_wanted,
+)
 from selfverify.rollouts.wrappers import Message, RecordingEpisode, ResumedEpisode, noted_messages
 from selfverify.tasks.answering import worth_imitating
 from selfverify.visual.config import ANSWER_NOW
 from selfverify.visual.episode import asked_anew
 from selfverify.visual.task import VisualTask
-from selfverify.visual.traces import (
-    Curation,
-    Demands,
-    Pair,
-    Pairing,
-    VisualTrace,
-    is_image,
-    make_pairs,
-    malformed_message,
-    parts_of,
-)
+from selfverify.visual.traces import VisualTrace, is_image, malformed_message, parts_of
 
-if TYPE_CHECKING:
-    from selfverify.clients.openai_client import OpenAIClient
-
-COLLECTED, VERDICTS = "collected.jsonl", "verdicts.jsonl"
-SFT, PAIRS, ABOUT = "sft.jsonl", "pairs.jsonl", "data.json"
+COLLECTED = "collected.jsonl"
 Way = Literal["branched", "induced", "hurried"]
 SOURCES = {"sampled": COLLECTED} | {way: f"{way}.jsonl" for way in get_args(Way)}
 """Journals by the source of their traces."""
+
+
+_SHOTS = Path(__file__).with_name("shots.jsonl")
 
 
 def image_keeper(folder: Path) -> Callable[[Image], str]:
@@ -87,23 +83,130 @@ def image_keeper(folder: Path) -> Callable[[Image], str]:
     return keep
 
 
-def read_traces(folder: Path, source: str) -> tuple[dict[str, Any], list[tuple[TaughtProblem, VisualTrace]]]:
-    """The header and the traces of one of a folder's journals, in order, each with its line.
+class TraceIndex:
+    """Finds the traces in a folder's journals, in their order or problem by problem.
+
+    Where lines begin is kept in a file that is deleted at the end; lines are read when they are asked for.
+
+    Args:
+        folder: See the module's docstring.
+        sources: The journals, by the source of their traces; only ``collected.jsonl`` has to be there.
+
+    Attributes:
+        settings: The header of ``collected.jsonl``; its ``broken_rows`` are those of the data file that are
+            no problem, and the first of them.
+        lines: How many lines there are.
+        unusable: How many problems could not be made, by the reason.
+        named: For each of these reasons the first.
 
     Raises:
-        ConfigError: There is no such journal.
-        DataError: It is damaged.
+        ConfigError: Nothing was collected there.
+        DataError: A journal is damaged.
     """
-    path = folder / SOURCES[source]
-    if not path.is_file():
-        raise ConfigError(f"{folder} has no {path.name}; `selfverify visual collect` makes it")
-    settings, rows = read_journal(path, TaughtProblem)
-    found: list[tuple[TaughtProblem, VisualTrace]] = []
-    for _, row in sorted(rows.items()):
-        if fault := _fault(row):
-            raise DataError(f"{path}: problem {row.problem}: {fault}. Restore the file, or delete it")
-        found += [(row, trace) for trace in _traces_of(row, source, str(settings.get("task", "")))]
-    return settings, found
+
+    def __init__(self, folder: Path, sources: Iterable[str] = SOURCES) -> None:
+        self.folder, self.lines = folder, 0
+        self.unusable: Counter[str] = Counter()
+        self.named: dict[str, str] = {}
+        self._tasks: dict[str, str] = {}
+        """The journals' tasks by source."""
+        self._places = sqlite3.connect("")
+        self._places.execute(
+            "CREATE TABLE place (problem TEXT, source INTEGER, number INTEGER, line INTEGER, "
+            "PRIMARY KEY (problem, source, number)) WITHOUT ROWID"
+        )
+        for source in sources:
+            path = folder / SOURCES[source]
+            if path.is_file():
+                self._add(path, source)
+            elif source == "sampled":
+                raise ConfigError(f"{folder} has no {path.name}; `selfverify visual collect` makes it")
+
+    def _add(self, path: Path, source: str) -> None:
+        settings, rows = stream_journal(path, TaughtProblem)
+        if source == "sampled":
+            self.settings = settings
+            if broken := settings.get("broken_rows"):
+                self.unusable[BROKEN], self.named[BROKEN] = broken
+        self._tasks[source] = str(settings.get("task", ""))
+        order = [*SOURCES].index(source)
+
+        def places() -> Iterator[tuple[str, int, int, int]]:
+            for begin, row in rows:
+                if fault := _fault(row):
+                    raise DataError(f"{path}: problem {row.problem}: {fault}. Restore the file, or delete it")
+                if row.unusable:
+                    reason = _kind_of(row.unusable)
+                    self.unusable[reason] += 1
+                    self.named.setdefault(reason, row.unusable)
+                    continue
+                self.lines += 1
+                yield str(row.about.get("problem") or row.problem), order, row.index, begin
+
+        try:
+            self._places.executemany("INSERT INTO place VALUES (?, ?, ?, ?)", places())
+        except sqlite3.IntegrityError:
+            raise DataError(f"{path}: an index stands in the file twice. Restore the file") from None
+
+    def rows(self, order: str = "source, number") -> Iterator[tuple[str, int, TaughtProblem]]:
+        """Yield the lines in an order: the source, where the line begins, and what it holds."""
+        names = [*SOURCES]
+        query = f"SELECT source, line FROM place ORDER BY {order}"
+        for source, begin in self._places.execute(query):
+            yield names[source], begin, self.row(names[source], begin)
+
+    def row(self, source: str, begin: int) -> TaughtProblem:
+        """Read the line of a journal that begins at a byte."""
+        path = self.folder / SOURCES[source]
+        with naming(path), open_regular(path) as file:
+            file.seek(begin)
+            return _LINE.validate_json(file.readline())
+
+    def traces(self) -> Iterator[tuple[dict[str, Any], VisualTrace]]:
+        """Yield the traces in the journals' order, each with what is known of its problem."""
+        return (one for source, _, row in self.rows() for one in self.traces_of(source, row))
+
+    def by_problem(self) -> Iterator[list[tuple[dict[str, Any], VisualTrace]]]:
+        """Yield the traces of each problem."""
+        rows = self.rows("problem, source, number")
+        for _, lines in groupby(rows, key=lambda one: one[2].about.get("problem") or one[2].problem):
+            yield [one for source, _, row in lines for one in self.traces_of(source, row)]
+
+    def traces_of(self, source: str, row: TaughtProblem) -> Iterator[tuple[dict[str, Any], VisualTrace]]:
+        """Yield the traces in a line of a journal."""
+        about, begun = row.about, _Beginning.model_validate(row.about)
+        name = f"{about.get('parent') or row.problem}{'' if source == 'sampled' else f'/{source}'}"
+        for number, told in enumerate(row.conversations):
+            yield (
+                about,
+                VisualTrace(
+                    id=f"{name}#{number}",
+                    problem=str(about.get("problem") or row.problem),
+                    messages=told.messages,
+                    cuts=[*begun.cuts, *told.cuts],
+                    rewards=told.rewards,
+                    steps=[*begun.steps, *told.steps],
+                    finish=told.finish,
+                    lost=told.lost,
+                    source=source,
+                    category=str(about.get("category") or ""),
+                    task=self._tasks[source],
+                    told=begun.told,
+                    answer=told.answer,
+                ),
+            )
+
+
+_LINE = TypeAdapter(TaughtProblem)
+BROKEN = "the row of the data file is broken"
+_OWN = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S*|\d+")
+"""The parts of a reason that are one row's own."""
+
+
+def _kind_of(reason: str) -> str:
+    """Return a reason without the row that it names, so that equal ones can be counted."""
+    place, _, why = reason.partition(": ")
+    return "the problem cannot be made: " + _OWN.sub("…", why or place)[:120]
 
 
 def _fault(row: TaughtProblem) -> str:
@@ -135,80 +238,7 @@ def all_traces(folder: Path) -> Iterator[VisualTrace]:
         ConfigError: Nothing was collected there.
         DataError: A journal is damaged.
     """
-    return (trace for _, trace in _lines_and_traces(folder, SOURCES))
-
-
-def _lines_and_traces(folder: Path, sources: Iterable[str]) -> Iterator[tuple[TaughtProblem, VisualTrace]]:
-    """The traces of a folder's journals, each with its line; only ``collected.jsonl`` has to be there."""
-    for source in sources:
-        if source == "sampled" or (folder / SOURCES[source]).is_file():
-            yield from read_traces(folder, source)[1]
-
-
-def _traces_of(row: TaughtProblem, source: str, task: str) -> Iterator[VisualTrace]:
-    """The traces in a line of a journal."""
-    about, begun = row.about, _Beginning.model_validate(row.about)
-    name = f"{about.get('parent') or row.problem}{'' if source == 'sampled' else f'/{source}'}"
-    for number, told in enumerate(row.conversations):
-        yield VisualTrace(
-            id=f"{name}#{number}",
-            problem=str(about.get("problem") or row.problem),
-            messages=told.messages,
-            cuts=[*begun.cuts, *told.cuts],
-            rewards=told.rewards,
-            steps=[*begun.steps, *told.steps],
-            finish=told.finish,
-            lost=told.lost,
-            source=source,
-            category=str(about.get("category") or ""),
-            task=task,
-            told=begun.told,
-        )
-
-
-def read_pairs(path: Path) -> list[Pair]:
-    """The pairs of a file, or of the file in a folder; their images are named as seen from beside it.
-
-    Raises:
-        ConfigError: There is no such file.
-        DataError: A line is no pair, or its pair stands there twice; the message names it.
-    """
-    path = path / PAIRS if path.is_dir() else path
-    found, lines = [], dict[str, int]()
-    for number, pair in read_lines(path, Pair):
-        if why := _pair_fault(pair) or stands_twice(pair.id, number, lines):
-            raise DataError(f"{path}, line {number}: {why}")
-        found.append(pair)
-    return found
-
-
-def stands_twice(id: str, number: int, lines: dict[str, int]) -> str:
-    """Return the fault of an id that stands in a line before, since it would be learnt twice; else empty.
-
-    ``lines`` has the ids of the file's lines so far, with their numbers; this one is added to it.
-    """
-    first = lines.setdefault(id, number)
-    return "" if first == number else f"{id[:200]} stands in line {first}, too; take one of them out"
-
-
-def _pair_fault(pair: Pair) -> str:
-    """Return the fault of a pair whose fields have the right types; empty where nothing is."""
-    for name, messages in (("prompt", pair.prompt), ("chosen", pair.chosen), ("rejected", pair.rejected)):
-        if why := fault_in(messages):
-            return f"{name}: {why}"
-        if name != "prompt" and not messages[0]["role"] == messages[-1]["role"] == "assistant":
-            return f"{name}: it begins and ends with a turn of the assistant"
-    return ""
-
-
-def fault_in(messages: Sequence[Message]) -> str:
-    """Return the fault of the form of a conversation, or of a part of one; empty where nothing is."""
-    for place, message in enumerate(messages):
-        if why := malformed_message(message):
-            return f"message {place}: {why}"
-        if message["role"] == "assistant" and not isinstance(message["content"], str):
-            return f"message {place}: a turn is no text"
-    return "" if messages else "it has no messages"
+    return (trace for _, trace in TraceIndex(folder).traces())
 
 
 def read_lines(path: Path, row: type[Any] = dict[str, Any]) -> Iterator[tuple[int, Any]]:
@@ -220,18 +250,23 @@ def read_lines(path: Path, row: type[Any] = dict[str, Any]) -> Iterator[tuple[in
     """
     if not path.is_file():
         raise ConfigError(f"there is no file {path}; `selfverify visual sets` writes it")
-    with naming(path):
-        lines = read_regular(path).splitlines()
-    return enumerate(parse_rows(path, lines, row), start=1)
+    return jsonl_store.read_lines(path, row)
 
 
 INDUCE = (
     "From here on, let your reasoning go astray in a way that sounds reasonable: look at an unhelpful place, "
     "misread what is shown, or draw a conclusion that does not follow. Keep to the same form and the same "
-    "length as before, end with a final answer that is not right, and write as if you believed all of it."
+    "length as before, end with a final answer that is not right, and write as if you believed all of it.",
+    "Go on as someone would who has overlooked one detail of the image and does not notice it. All later "
+    "steps follow from that slip, and so does the final answer, which is wrong. Write in the form and at the "
+    "length that you have kept so far, and do not hint at the slip.",
+    "Go on with tools that are well chosen, and then take from what they show a conclusion that it does not "
+    "support, such as a neighbouring object, a wrong count or a wrong place. Finish with the wrong answer "
+    "that this leads to, in the same form and length as before, sounding as sure as before.",
 )
-"""The prompt of a model that makes wrong traces (§4.2's error induction, in our words)."""
-SHOTS = 2
+"""The prompts of a model that makes wrong traces (§4.2's error induction, in our words), one for each."""
+SHOTS, OUR_SHOTS = 2, "builtin"
+"""How many examples are put before a question; and the name of those that ship with the package."""
 _EXAMPLES = "Here are examples of how questions about images were worked on, each from its question on."
 
 
@@ -241,15 +276,17 @@ class CollectedLooks:
 
     Args:
         traces: How many conversations were held.
-        correct: How many of them came to a right end.
+        correct: How many of them came to a right end, by the task's rules.
         lost: How many broke off.
-        reason: Why the first of these did, or the first problem could not be made; empty if there is none.
+        unusable: How many problems could not be made.
+        reason: Why the first of those broke off or could not be made; empty if there is none.
     """
 
-    traces: int
-    correct: int
-    lost: int
-    reason: str
+    traces: int = 0
+    correct: int = 0
+    lost: int = 0
+    unusable: int = 0
+    reason: str = ""
 
 
 def collect_looks(
@@ -258,7 +295,7 @@ def collect_looks(
     folder: Path,
     problems: int,
     samples: int = 1,
-    shots: Path | None = None,
+    shots: str | None = None,
     progress: Progress | None = None,
 ) -> CollectedLooks:
     """Hold conversations about a recipe's training problems; ``FOLDER/collected.jsonl`` has them all.
@@ -270,7 +307,7 @@ def collect_looks(
         problems: How many problems, at most those that the task has.
         samples: Conversations about each.
         shots: A file of traces (``sft.jsonl``), of which `SHOTS` are drawn for each problem and put before
-            its question.
+            its question; or `OUR_SHOTS`.
         progress: Called after each batch of problems.
 
     Raises:
@@ -281,20 +318,25 @@ def collect_looks(
     task = recipe_task(recipe)
     total, school = at_most(task, problems), Teaching(recipe, task, teacher, samples)
     keep = image_keeper(folder)
-    examples = [] if shots is None else read_transcripts(shots)
+    examples = [] if shots is None else read_transcripts(_SHOTS if shots == OUR_SHOTS else Path(shots))
 
     def ask(index: int) -> Asked:
         problem = task.problem("train", recipe.seed, index)
+        if not problem.images:
+            raise DataError(f"{problem.id}: the question shows no image, so that there is nothing to look at")
         asked, shown = noted_messages(problem, keep), problem
         if examples:
             drawn = np.random.default_rng([recipe.seed, index]).permutation(len(examples))[:SHOTS]
             shown = _with_examples(problem, [examples[place] for place in drawn])
         known = {"category": str(problem.meta.get("category") or ""), "told": len(asked)}
-        about = known | _judged_by(problem)
+        about = known | asked_and_wanted(problem)
         return Asked(shown, lambda seed: RecordingEpisode(task.open(problem, seed), asked, keep), about)
 
-    settings = school.settings() | {"shots": None if shots is None else [str(shots), SHOTS]}
-    return _summary(school.hold(folder / SOURCES["sampled"], settings, ask, total, progress))
+    settings = school.settings() | {"shots": None if shots is None else [shots, SHOTS]}
+    if broken := task.broken("train"):
+        settings["broken_rows"] = [len(broken), broken[0]]
+    held = school.hold(folder / SOURCES["sampled"], settings, ask, total, progress, _brief)
+    return _summary(held)
 
 
 def branch_looks(
@@ -308,7 +350,8 @@ def branch_looks(
 ) -> CollectedLooks:
     """Let a teacher go on from an intermediate step of each right trace that was collected.
 
-    How many steps are kept is drawn for each trace, from one to all of them.
+    Where answers were judged (`judge_looks`), right is what the judge found right. How many steps are kept is
+    drawn for each trace, from one to all of them.
 
     Args:
         recipe: As it was collected with.
@@ -328,33 +371,40 @@ def branch_looks(
         raise ConfigError(
             "a script cannot go on from the middle; name the recipe's own policy or a server with a model"
         )
-    about, held = read_traces(folder, "sampled")
-    task = recipe_task(recipe)
+    index, task = TraceIndex(folder, ["sampled"]), recipe_task(recipe)
     for name, ours in (("task", task.name), ("seed", recipe.seed)):
-        if about.get(name) != ours:
+        if index.settings.get(name) != ours:
             raise ConfigError(
-                f"{folder}: it was collected with {name} {about.get(name)!r}, and the recipe has {ours!r}"
+                f"{folder}: it was collected with {name} {index.settings.get(name)!r}, and the recipe has "
+                f"{ours!r}"
             )
-    parents = [
-        (row, trace)
-        for row, trace in held
-        if trace.correct and not trace.lost and trace.finish == "stop" and len(trace.turns) > 1
-    ][:most]
-    if not parents:
+    judged = (folder / VERDICTS).is_file()
+    verdicts = Verdicts(folder / VERDICTS) if judged else None
+    lines, numbers, ids = array("q"), array("q"), hashlib.blake2b(digest_size=16)
+    for _, begin, row in index.rows():
+        for number, (about, trace) in enumerate(index.traces_of("sampled", row)):
+            whole = not trace.lost and trace.finish == "stop" and len(trace.turns) > 1
+            known = whole and (verdicts is None or not verdicts.decide(about, trace))
+            if known and trace.correct and (most is None or len(lines) < most):
+                lines.append(begin)
+                numbers.append(number)
+                ids.update(f"{trace.id}\n".encode("utf-8", "replace"))
+    if not lines:
         raise DataError(f"{folder}: no collected trace is right and has a step to go on from")
     school, keep = Teaching(recipe, task, teacher, samples), image_keeper(folder)
     hurry = f"\n{task.settings.answer_now}" if isinstance(task, VisualTask) else ANSWER_NOW
-    words = {"branched": "", "induced": INDUCE, "hurried": hurry}[way]
+    words = {"branched": ("",), "induced": INDUCE, "hurried": (hurry,)}[way]
 
-    def ask(index: int) -> Asked:
-        row, trace = parents[index]
+    def ask(place: int) -> Asked:
+        row = index.row("sampled", lines[place])
+        _, trace = [*index.traces_of("sampled", row)][numbers[place]]
         problem = task.problem("train", recipe.seed, row.index)
-        rng = np.random.default_rng([recipe.seed, index])
+        rng = np.random.default_rng([recipe.seed, place])
         kept = int(rng.integers(1, len(trace.turns)))
         said = [place for place, message in enumerate(trace.messages) if message["role"] == "assistant"]
         told = trace.messages[: said[kept]]
         heard = told[trace.told :]
-        shown = go_on_from(problem, heard, folder / IMAGES, words)
+        shown = go_on_from(problem, heard, folder / IMAGES, words[int(rng.integers(len(words)))])
         cut = {"cuts": trace.cuts[:kept], "steps": trace.steps[:kept]}
         about = row.about | {"problem": trace.problem, "parent": trace.id} | cut
 
@@ -363,17 +413,8 @@ def branch_looks(
 
         return Asked(shown, begin, about)
 
-    settings = school.settings() | {"from": [trace.id for _, trace in parents], "way": way}
-    return _summary(school.hold(folder / SOURCES[way], settings, ask, len(parents), progress))
-
-
-def _judged_by(problem: Problem) -> dict[str, Any]:
-    """Return all that a judge of answers has to know, as far as JSON can hold it."""
-    asked = {"question": problem.meta.get("question"), "target": problem.target}
-    try:
-        return dict(json.loads(json.dumps(asked, allow_nan=False)))
-    except (TypeError, ValueError):
-        return {"question": asked["question"]}
+    settings = school.settings() | {"from": [len(lines), ids.hexdigest()], "way": way, "words": words}
+    return _summary(school.hold(folder / SOURCES[way], settings, ask, len(lines), progress, _brief))
 
 
 def go_on_from(problem: Problem, told: Sequence[Message], images: Path, words: str) -> Problem:
@@ -430,225 +471,15 @@ def _with_examples(problem: Problem, examples: Sequence[str]) -> Problem:
     return replace(problem, messages=[*problem.messages[:-1], last])
 
 
-def _summary(rows: Sequence[TaughtProblem]) -> CollectedLooks:
-    held = [one for row in rows for one in row.conversations]
+def _brief(row: TaughtProblem) -> CollectedLooks:
+    """What is kept in memory of a line."""
+    held = row.conversations
+    reasons = (*(one.lost for one in held), row.unusable)
     correct, lost = sum(worth_imitating(one.rewards) for one in held), sum(bool(one.lost) for one in held)
-    reasons = (why for row in rows for why in (*(one.lost for one in row.conversations), row.unusable))
-    return CollectedLooks(len(held), correct, lost, next(filter(None, reasons), ""))
+    return CollectedLooks(len(held), correct, lost, bool(row.unusable), next(filter(None, reasons), ""))
 
 
-AT_ONCE = 32
-"""Requests that wait for the server at the same time."""
-_ASKED = (
-    "A question about an image was answered. Say whether the answer means the same as the reference.\n\n"
-    "Question: {question}\nReference: {target}\nAnswer: {answer}\n\n"
-    "Reply with one word: CORRECT or INCORRECT."
-)
-_WORD = re.compile(r"\b(IN)?CORRECT\b")
-_LONGEST_ANSWER = 4000
-
-
-@dataclass(frozen=True, slots=True)
-class OnAnswer:
-    """A line of ``verdicts.jsonl``.
-
-    Args:
-        index: The trace's number among those that are judged.
-        trace: Its id.
-        right: The model's verdict; None where it says neither.
-        reason: Why there is no verdict.
-    """
-
-    __pydantic_config__: ClassVar = STRICT
-
-    index: int
-    trace: str
-    right: bool | None = None
-    reason: str = ""
-
-
-def judge_looks(folder: Path, judge: TeacherConfig, progress: Progress | None = None) -> tuple[int, int, int]:
-    """Ask a model about the answer of every trace that the task found right.
-
-    Args:
-        folder: See the module's docstring.
-        judge: The model: a server.
-        progress: Called after each batch.
-
-    Returns:
-        How many answers are right for it, how many are wrong, and of how many it says neither.
-
-    Raises:
-        ConfigError: The judge is no server, nothing was collected, or the verdicts were made otherwise.
-        DataError: The journal is damaged, or a problem has no question or target in words.
-    """
-    if judge.server is None:
-        raise ConfigError("answers are judged by a model behind a server: name its server and model")
-    asked = [
-        (trace, _question(row.about, trace))
-        for row, trace in _lines_and_traces(folder, [source for source in SOURCES if source != "induced"])
-        if trace.correct and not trace.lost and trace.turns
-    ]
-    about = {
-        "judge": judge.model_dump(mode="json", exclude={"timeout"}),
-        "traces": [trace.id for trace, _ in asked],
-    }
-    sweep = ResumableBatches(folder / VERDICTS, OnAnswer, about, len(asked), AT_ONCE, progress)
-    for share in sweep.shares():
-        batch = [(index, *asked[index]) for index in share]
-        sweep.store(event_loop.start(_ask_all(batch, judge)).result())
-    found = [row.right for row in sweep.rows.values()]
-    return found.count(True), found.count(False), found.count(None)
-
-
-def _question(about: dict[str, Any], trace: VisualTrace) -> str:
-    if about.get("question") is None or about.get("target") is None:
-        raise DataError(
-            f"{trace.id}: its problem has no question and target in words, so that no model can judge it"
-        )
-    answer = trace.turns[-1]["content"][-_LONGEST_ANSWER:]
-    return _ASKED.format(question=about["question"], target=about["target"], answer=answer)
-
-
-async def _ask_all(batch: Sequence[tuple[int, VisualTrace, str]], judge: TeacherConfig) -> list[OnAnswer]:
-    from selfverify.clients.openai_client import OpenAIClient, ServerConfig  # they need the extra `serve`
-
-    assert judge.server is not None
-    async with OpenAIClient(ServerConfig(judge.server, timeout_s=judge.timeout)) as client:
-        return await asyncio.gather(*(_ask(client, judge, *one) for one in batch))
-
-
-async def _ask(
-    client: OpenAIClient, judge: TeacherConfig, index: int, trace: VisualTrace, words: str
-) -> OnAnswer:
-    body = {**judge.fields, "seed": 0, "temperature": 0.0, "messages": [{"role": "user", "content": words}]}
-    try:
-        choice, *_ = usable_choices(await client.chat(body))
-    except SelfVerifyError as error:
-        return OnAnswer(index, trace.id, None, str(error)[:500])
-    said = text_of(choice["message"].get("content"))
-    words_said = {match[0] for match in _WORD.finditer(said.upper())}
-    if len(words_said) != 1:
-        return OnAnswer(index, trace.id, None, f"it says neither: {said[:200]!r}")
-    return OnAnswer(index, trace.id, words_said == {"CORRECT"})
-
-
-@dataclass(slots=True)
-class Sets:
-    """The outcome for a folder's traces.
-
-    Args:
-        traces: How many there were.
-        sft: How many are in ``sft.jsonl``.
-        pairs: How many pairs are in ``pairs.jsonl``.
-        sft_dropped: How many traces are not in ``sft.jsonl``, by the reason.
-        pairs_dropped: How many traces and possible pairs are not in ``pairs.jsonl``, by the reason.
-        kinds: How many pairs there are of each kind and source.
-    """
-
-    traces: int = 0
-    sft: int = 0
-    pairs: int = 0
-    sft_dropped: dict[str, int] = field(default_factory=dict)
-    pairs_dropped: dict[str, int] = field(default_factory=dict)
-    kinds: dict[str, int] = field(default_factory=dict)
-
-
-def make_sets(folder: Path, demands: Demands, pairing: Pairing, judged: bool = False) -> Sets:
-    """Write ``sft.jsonl``, ``pairs.jsonl`` and ``data.json`` from what was collected in a folder.
-
-    D_SFT has the right traces that were sampled or branched, D_DPO the pairs. Of the same traces the same
-    files come, so that the call may be made again at any time.
-
-    Args:
-        folder: See the module's docstring.
-        demands: The demands on a trace.
-        pairing: How pairs are made.
-        judged: Whether right traces have to be right for a model, too (``verdicts.jsonl``, §4.1).
-
-    Raises:
-        ConfigError: Nothing was collected.
-        DataError: A journal is damaged, or no right trace is left; the message says what was dropped and why.
-    """
-    found, everything = Sets(), list(all_traces(folder))
-    found.traces = len(everything)
-    curation = Curation(folder / IMAGES, demands)
-    kept = curation.take(everything)
-    if judged:
-        kept = _as_judged(kept, folder, curation.dropped)
-    right = [trace for trace in kept if trace.correct and trace.source not in _WHY_NOT]
-    found.sft = len(right)
-    unwanted = Counter(
-        _WHY_NOT.get(trace.source, "their answer is wrong")
-        for trace in kept
-        if trace.source in _WHY_NOT or not trace.correct
-    )
-    found.sft_dropped = dict(curation.dropped + unwanted)
-    if not right:
-        reasons = ", ".join(f"{count} because {why}" for why, count in found.sft_dropped.items())
-        raise DataError(f"{folder}: no right trace is left of {found.traces}; dropped: {reasons or 'none'}")
-    pairs, dropped = make_pairs(kept, pairing)
-    found.pairs, found.pairs_dropped = len(pairs), dict(curation.dropped + dropped)
-    found.kinds = dict(Counter(f"{pair.kind}, {pair.source}" for pair in pairs))
-    _write_lines(folder / SFT, map(sft_line, right))
-    _write_lines(folder / PAIRS, map(pair_line, pairs))
-    write_json(folder / ABOUT, {"demands": asdict(demands), "pairing": asdict(pairing), **asdict(found)})
-    return found
-
-
-_WHY_NOT = {
-    "induced": "they were induced to be wrong", "hurried": "they were told to answer at once"
-}  # fmt: skip
-"""Why traces are not imitated, by their source."""
-
-
-def sft_line(trace: VisualTrace) -> dict[str, Any]:
-    """A line of ``sft.jsonl``."""
-    return {
-        "id": trace.id,
-        "question_id": trace.problem,
-        "data_source": trace.task,
-        "category": trace.category,
-        "messages": in_folder(trace.messages),
-        "cuts": trace.cuts,
-        "steps": trace.steps,
-    }
-
-
-def pair_line(pair: Pair) -> dict[str, Any]:
-    """A line of ``pairs.jsonl``."""
-    line = asdict(pair)
-    return line | {name: in_folder(line[name]) for name in ("prompt", "chosen", "rejected")}
-
-
-def in_folder(messages: Iterable[Message]) -> list[Message]:
-    """Messages whose images are named as seen from beside the folder of images."""
-    found = []
-    for message in messages:
-        content = message["content"]
-        if not isinstance(content, str):
-            parts = parts_of(message)
-            content = [p | {"image": f"{IMAGES}/{p['image']}"} if is_image(p) else p for p in parts]
-        found.append({"role": message["role"], "content": content})
-    return found
-
-
-def _as_judged(traces: Iterable[VisualTrace], folder: Path, dropped: Counter[str]) -> list[VisualTrace]:
-    """Traces without those whose right answer the model did not find right."""
-    _, rows = read_journal(folder / VERDICTS, OnAnswer)
-    opinions = {row.trace: row.right for row in rows.values()}
-    kept = []
-    for trace in traces:
-        right = opinions.get(trace.id)
-        if trace.correct and not right:
-            dropped[
-                "no model has judged the answer" if right is None else "a model judged the answer wrong"
-            ] += 1
-        else:
-            kept.append(trace)
-    return kept
-
-
-def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
-    write_text(path, text)
+def _summary(rows: Iterable[CollectedLooks]) -> CollectedLooks:
+    rows, names = [*rows], ("traces", "correct", "lost", "unusable")
+    counts = {name: sum(getattr(row, name) for row in rows) for name in names}
+    return CollectedLooks(**counts, reason=next((row.reason for row in rows if row.reason), ""))

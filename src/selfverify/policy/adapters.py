@@ -280,7 +280,8 @@ def merged_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
             kind = name.removeprefix(f"{inside}.base_layer.")
             weight = parameter.detach()
             if kind == "weight":
-                weight = weight + layers[inside].get_delta_weight(LEARNT).to(weight)
+                # Rounded once: the adapter is float32.
+                weight = (weight + layers[inside].get_delta_weight(LEARNT)).to(weight)
             yield f"{inside}.{kind}", weight
 
 

@@ -64,11 +64,6 @@ def reply_parts(reply: Observation, where: str) -> list[dict[str, Any]]:
     return list(reply.content)
 
 
-def reply_texts(parts: Sequence[dict[str, Any]]) -> list[str]:
-    """The parts' texts, without surrogates."""
-    return [without_surrogates(part["text"]) for part in parts if part["type"] == "text"]
-
-
 def without_surrogates(text: str) -> str:
     """A text with ``?`` in place of surrogates, which JSON can hold and no tokenizer takes."""
     return text.encode("utf-8", "replace").decode("utf-8")
@@ -77,26 +72,6 @@ def without_surrogates(text: str) -> str:
 def has_too_many_characters(characters: int, limit: int | None) -> bool:
     """Whether a text is longer than any that a model of ``limit`` tokens could read (None: it says none)."""
     return characters > CHARACTERS_PER_TOKEN * (_NO_LIMIT if limit is None else limit)
-
-
-def check_length(tokenizer: Any, texts: Sequence[str], parts: int, limit: int | None, where: str) -> None:
-    """Refuse a reply that the model cannot read, without tokenising all of it.
-
-    Args:
-        tokenizer: The model's.
-        texts: The words of a reply.
-        parts: How many parts the reply has; each takes work, also an empty one.
-        limit: The tokens that the model reads; None where its settings do not say.
-        where: The name in errors.
-
-    Raises:
-        DataError: There are so many characters that the reply is none a person meant.
-        TooLongError: The beginning alone fills the context.
-    """
-    characters = sum(len(text) for text in texts) + parts
-    if has_too_many_characters(characters, limit):
-        raise DataError(f"{where}: the reply has {characters} characters and the model reads {limit} tokens")
-    check_beginnings(tokenizer, texts, limit, f"{where}: the reply's")
 
 
 def check_beginnings(tokenizer: Any, texts: Sequence[str], limit: int | None, whose: str) -> None:

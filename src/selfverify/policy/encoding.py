@@ -317,7 +317,12 @@ class Encoder:
             TooLongError: The prompt is longer than the model's context.
         """
         family, model = self.loaded.family, self.loaded.model
-        self._refuse_characters(problem)
+        characters, limit = _size([problem.messages, problem.tools]), longest_row(model)
+        if has_too_many_characters(characters, limit):  # none is written that no model could read
+            raise TooLongError(
+                f"problem {problem.id}: its messages have {characters} characters and the model reads "
+                f"{limit} tokens; use less text"
+            )
         if not family.shares_prompts:
             return self._whole_prompt(problem)
         reads_images = family.placeholder(model) is not None
@@ -451,15 +456,6 @@ class Encoder:
         whole = [ImageInput("", made, "", 0)] if problem.images else []
         begun = not problem.environment_begins
         return Prompt(problem.id, ids, torch.arange(len(ids))[None], whole, len(ids), begun=begun)
-
-    def _refuse_characters(self, problem: Problem) -> None:
-        """Refuse what no model of this context could read before the chat template writes it."""
-        characters, limit = _size([problem.messages, problem.tools]), longest_row(self.loaded.model)
-        if has_too_many_characters(characters, limit):
-            raise TooLongError(
-                f"problem {problem.id}: its messages have {characters} characters and the model reads "
-                f"{limit} tokens; use less text"
-            )
 
     def _refuse_long(self, problem: Problem, tokens: int, of_images: int) -> None:
         limit = longest_row(self.loaded.model)

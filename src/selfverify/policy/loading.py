@@ -205,11 +205,6 @@ def _gguf(path: str) -> tuple[str, str]:
     return str(Path(path).parent), Path(path).name
 
 
-def _lasting(path: str) -> str:
-    """Return an absolute path where ``path`` exists; names of built-in and hub models stay as they are."""
-    return str(Path(path).expanduser().resolve()) if Path(path).expanduser().exists() else path
-
-
 def pick_device(wanted: str) -> torch.device:
     """Return the device: ``auto`` is CUDA where it is there, else the CPU.
 
@@ -465,7 +460,9 @@ def _complete(model: Any, source: _Source, config: PolicyConfig, device: torch.d
     family = prepare(model, config)
     model.to(device)
     if config.lora is not None:
-        adapters.attach(model, family, config.lora, _lasting(config.path), config.train_vision)
+        path = Path(config.path).expanduser()  # names of built-in and hub models stay as they are
+        base = str(path.resolve()) if path.exists() else config.path
+        adapters.attach(model, family, config.lora, base, config.train_vision)
     elif source.base is not None:
         adapters.load_adapter(model, Path(source.path), source.base)
     processor = _load_processor(source, config, family) if source.has_vision else None

@@ -22,10 +22,11 @@ from selfverify.policy.chat import (
     TemplateRefusal,
     TooLongError,
     chat_text,
-    check_length,
+    check_beginnings,
     find_opening,
+    has_too_many_characters,
     reply_parts,
-    reply_texts,
+    without_surrogates,
 )
 from selfverify.policy.encoding import Encoder, longest_row, no_image_here
 from selfverify.policy.families import ImageInput
@@ -90,8 +91,12 @@ class ReplyEncoder:
     def _encode(self, problem: Problem, reply: Observation, named: str, first: bool) -> Continuation:
         where = f"problem {named}"
         parts = reply_parts(reply, where)
-        texts, limit = reply_texts(parts), longest_row(self.loaded.model)
-        check_length(self.loaded.tokenizer, texts, len(parts), limit, where)
+        texts = [without_surrogates(part["text"]) for part in parts if part["type"] == "text"]
+        limit, characters = longest_row(self.loaded.model), sum(map(len, texts)) + len(parts)
+        if has_too_many_characters(characters, limit):  # each part takes work, also an empty one
+            said = f"the reply has {characters} characters and the model reads {limit} tokens"
+            raise DataError(f"{where}: {said}")
+        check_beginnings(self.loaded.tokenizer, texts, limit, f"{where}: the reply's")
         places = len(parts) - len(texts)
         if places != len(reply.images):
             raise DataError(
@@ -161,7 +166,8 @@ class ReplyEncoder:
                 f"problem {problem.id}: the model's chat template cannot continue a conversation "
                 f"({error.reason}); another turn needs one that takes user, assistant and {role} messages"
             ) from error
-        texts, order = _around(rest or "")
+        split = re.split("REPLY([0-9]+)WORDS", rest or "")  # texts, and between them the marks' numbers
+        texts, order = split[::2], [int(number) for number in split[1::2]]
         if rest is None or sorted(order) != [*range(len(marks))]:
             changed = (
                 f"with a {role} message behind the prompt it writes another prompt"
@@ -197,32 +203,21 @@ class ReplyEncoder:
     def _tokens(self, frame: _Frame, texts: Sequence[str], images: Sequence[str], where: str) -> list[int]:
         """The frame with texts and images in it, as tokens of which only the frame's own mean anything."""
         shown = partial(self._special.filled, images=iter(images))
-        whole, ranges = shown(frame.pieces[0]), []
+        whole = frames = shown(frame.pieces[0])
+        ranges = []
         for number, piece in zip(frame.words, frame.pieces[1:], strict=True):
             ranges.append((len(whole), len(whole) + len(texts[number])))
-            whole += texts[number] + shown(piece)
+            piece = shown(piece)
+            whole, frames = whole + texts[number] + piece, frames + piece
         tokenizer = self.loaded.tokenizer
         cuts = [0, *self._special.cuts(whole, ranges), len(whole)]
         runs = [whole[a:b] for a, b in itertools.pairwise(cuts)]
         # A tokenizer may see special tokens where no cut was made, as behind its normaliser.
-        runs.append("".join(_outside(whole, ranges)))
-        *parts, own = tokenizer(runs, add_special_tokens=False)["input_ids"]
+        *parts, own = tokenizer([*runs, frames], add_special_tokens=False)["input_ids"]
         ids = [i for part in parts for i in part]
         if sum(i in self._special.meant for i in ids) != sum(i in self._special.meant for i in own):
             raise DataError(f"{where}: the reply cannot be written without special tokens of the model")
         return ids
-
-
-def _around(rest: str) -> tuple[list[str], list[int]]:
-    """The texts around the marks that stand for words, and the marks' numbers."""
-    pieces = re.split("REPLY([0-9]+)WORDS", rest)
-    return pieces[::2], [int(number) for number in pieces[1::2]]
-
-
-def _outside(whole: str, ranges: Sequence[tuple[int, int]]) -> list[str]:
-    """The parts of a text outside of ``ranges``."""
-    edges = [0, *(edge for pair in ranges for edge in pair), len(whole)]
-    return [whole[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def without_written_end(said: Sequence[int], reply: Continuation) -> Continuation:

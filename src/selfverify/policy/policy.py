@@ -150,8 +150,7 @@ class ModuleRunner:
             return run()
         self._is_inside = True
         try:
-            learnt = self.adapter == "learnt"
-            with nullcontext() if learnt else adapters.switched(self.model, self.adapter):
+            with nullcontext() if self.adapter == "learnt" else adapters.switched(self.model, self.adapter):
                 return way(self.root, run)
         finally:
             self._is_inside = False
@@ -585,7 +584,8 @@ class Policy:
             if self.config.train_vision and ranks.count() > 1 and torch.is_grad_enabled():
                 # Processes add up gradients of the same weights, also where only some of them saw an image.
                 tower = self.loaded.family.vision_parameters(self.model)
-                values = values + 0.0 * torch.stack([p.sum() for p in tower]).sum().to(values)
+                sums = [p.sum(dtype=torch.float32) for p in tower]  # in float16 they may be infinite
+                values = values + 0.0 * torch.stack(sums).sum().to(values)
         filled_bgr = torch.zeros(wanted_bgr.shape, dtype=values.dtype, device=self.device)
         return filled_bgr.masked_scatter(wanted_bgr, values), others
 

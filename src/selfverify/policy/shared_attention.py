@@ -54,7 +54,7 @@ def two_part_attention(
         scale: Factor of the scores.
 
     Returns:
-        ``[B, K, N, G, R, D]``.
+        ``[B, G, K, N, R, D]``.
     """
     count, keys = query.shape[4], prompt[0].shape[2] + own[0].shape[3]
     size = count
@@ -66,7 +66,7 @@ def two_part_attention(
         if window not in layout.masks:
             layout.masks[window] = _masks(layout, query, window, 0, count)
         return _attention(query, prompt, own, layout.masks[window], scale)
-    out = torch.empty_like(query)
+    out = torch.empty_like(query.permute(0, 3, 1, 2, 4, 5))
     for start in range(0, count, size):
         end = min(start + size, count)
         part = query[..., start:end, :]
@@ -157,7 +157,7 @@ def _attention(query: Tensor, prompt: Pair, own: Pair, masks: Masks, scale: floa
     out = torch.matmul(weights[..., :width].reshape(b, k, n * g * q, width), prompt[1]).view(b, k, n, g, q, d)
     own_weights = weights[..., width:].permute(0, 3, 1, 2, 4, 5).reshape(b, g, k, n * q, -1)
     own_out = torch.matmul(own_weights, own[1]).view(b, g, k, n, q, d)
-    return out + own_out.permute(0, 2, 3, 1, 4, 5)
+    return own_out + out.permute(0, 3, 1, 2, 4, 5)
 
 
 def merged(
@@ -187,10 +187,11 @@ def merged(
         ``[B, G, K, N, R, D]``.
     """
     to_prompt, to_own = flash.rows(query, False), flash.rows(query, True)
+    kept_keys, kept_values, keys, values = (x.flatten(0, 1) for x in (*kept, *new))
     parts = [
         Part(to_prompt, *prompt, 0, sizes[0], scaling),
-        Part(to_own, *(x.flatten(0, 1) for x in kept), 0, sizes[1], scaling),
-        Part(to_own, *(x.flatten(0, 1) for x in new), query.shape[4], None, scaling),
+        Part(to_own, kept_keys, kept_values, 0, sizes[1], scaling),
+        Part(to_own, keys, values, query.shape[4], None, scaling),
     ]
     seen = [(part, part.query is to_own) for part in parts if part.keys.shape[2]]
     return _merge(flash, query, seen)[0]
@@ -384,9 +385,8 @@ def _packed(layer: _Layer) -> Tensor:
         own_out = two_part_attention(layer.layout, own_query, prompt, (keys, values), window, layer.scale)
     else:
         by_group, sizes = own_query.permute(0, 3, 1, 2, 4, 5), layer.layout.sizes()
-        merged_out: Tensor = MergedAttention.apply(flash, by_group, *prompt, keys, values, sizes, layer.scale)
-        own_out = merged_out.permute(0, 2, 3, 1, 4, 5)
-    return torch.cat([prompt_out, own_out.reshape(b, heads, g * r, d)], dim=2).transpose(1, 2)
+        own_out = MergedAttention.apply(flash, by_group, *prompt, keys, values, sizes, layer.scale)
+    return torch.cat([prompt_out.transpose(1, 2), _rows(own_out)], dim=1)
 
 
 def _grow(layer: _Layer) -> Tensor:
@@ -404,13 +404,16 @@ def _grow(layer: _Layer) -> Tensor:
     flash = layer.flash(window)
     # A single token's scores are few, and a product of matrices is faster.
     if flash is None or r == 1:
-        out = two_part_attention(layout, query, prompt, (keys, values), window, layer.scale)
-        return out.reshape(b, heads, length, d).transpose(1, 2)
+        return _rows(two_part_attention(layout, query, prompt, (keys, values), window, layer.scale))
     kept = keys[:, :, :, : layout.longest], values[:, :, :, : layout.longest]
     sizes = layout.sizes(), layout.kept_sizes()
     by_group = query.permute(0, 3, 1, 2, 4, 5)
-    out = merged(flash, by_group, prompt, kept, new, sizes, layer.scale).permute(0, 2, 3, 1, 4, 5)
-    return out.reshape(b, heads, length, d).transpose(1, 2)
+    return _rows(merged(flash, by_group, prompt, kept, new, sizes, layer.scale))
+
+
+def _rows(out: Tensor) -> Tensor:
+    """``[B, G, K, N, R, D]`` as ``[B, G*R, K*N, D]``."""
+    return out.permute(0, 1, 4, 2, 3, 5).flatten(3, 4).flatten(1, 2)
 
 
 def check_kinds(config: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -149,38 +149,34 @@ def training(runs: Sequence[RunData]) -> Iterator[Chart]:
 
 def conversations(runs: Sequence[RunData]) -> Iterator[Chart]:
     """Draw how a step's conversations ended and what their time went into, two charts per run."""
-    for run in runs:
-        if lines := run.lines(ENDING_CURVES):
-            yield _chart(
-                plots.draw_lines,
-                f"How conversations end over training, {run.name}",
-                "Shares of a step's conversations. Those that are lost take no part in training.",
-                lines=lines,
-                title=_title(runs, run, "How conversations end"),
-                percent=True,
-                limits=(0, 1.02),
-            )
-        if lines := run.lines(TIME_CURVES):
-            yield _chart(
-                plots.draw_lines,
-                f"Time of conversations over training, {run.name}",
-                "Seconds of a step's rollout.",
-                lines=lines,
-                title=_title(runs, run, "Seconds of a rollout"),
-            )
+    note = "Shares of a step's conversations. Those that are lost take no part in training."
+    yield from _lines(runs, ENDING_CURVES, "How conversations end", note)
+    yield from _lines(runs, TIME_CURVES, "Seconds of a rollout", "Seconds of a step's rollout.", shares=False)
 
 
 def signal(runs: Sequence[RunData]) -> Iterator[Chart]:
     """Draw ADPO's Fig. 2 and 7: what a verification reward of 1 is paid for, and whether scores become 1."""
+    yield from _lines(runs, SIGNAL_CURVES, "Reward signal")
+
+
+def _lines(
+    runs: Sequence[RunData],
+    curves: Mapping[str, tuple[str, str]],
+    title: str,
+    note: str = "",
+    shares: bool = True,
+) -> Iterator[Chart]:
+    """Draw logged metrics, a chart per run."""
     for run in runs:
-        if lines := run.lines(SIGNAL_CURVES):
+        if lines := run.lines(curves):
             yield _chart(
                 plots.draw_lines,
-                f"Reward signal over training, {run.name}",
+                f"{title} over training, {run.name}",
+                note,
                 lines=lines,
-                title=_title(runs, run, "Reward signal over training"),
-                percent=True,
-                limits=(0, 1.02),
+                title=_title(runs, run, title),
+                percent=shares,
+                limits=(0, 1.02) if shares else None,
             )
 
 

@@ -6,6 +6,7 @@ The words of the rows, and those of the curves over training, stand in ``templat
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,7 +21,7 @@ from selfverify.core.errors import DataError
 from selfverify.core.events import EVENTS_FILE, read_events, story
 from selfverify.core.files import read_regular
 from selfverify.core.jsonl_store import read_rows
-from selfverify.evaluation.metrics import HEADLINE, paired_difference, summarise
+from selfverify.evaluation.metrics import HEADLINE, MIXED_BOTH, paired_difference, summarise
 from selfverify.evaluation.samples import StoredSample, mean_time, read_samples
 from selfverify.reports.film import signed
 from selfverify.reports.plots import Line
@@ -377,6 +378,10 @@ def table(run: RunData) -> list[dict[str, Any]]:
         metric = _OF_TALKS if talks and name == "pass@1" else metric
         key = name.format(n=run.total)
         cells = {stage: _cell(run.summaries.get(stage, {}), key, metric) for stage in STAGES}
+        if name == MIXED_BOTH and key in run.differences:
+            cells = {
+                stage: {"value": f"{run.differences[key][stage]:.3f}", "interval": ""} for stage in STAGES
+            }
         if any(cells.values()):
             shown = {"name": name, "title": metric.title.format(n=run.total), "meaning": metric.meaning}
             rows.append(shown | cells | {"difference": _difference(run.differences.get(key), metric)})
@@ -409,13 +414,13 @@ def _cell(summary: dict[str, Any], key: str, metric: Words) -> dict[str, str] | 
 def _difference(found: dict[str, Any] | None, metric: Words) -> dict[str, str] | None:
     if found is None:
         return None
-    low, high = found["interval"]
+    low, high = found["interval"] or (-math.inf, math.inf)
     shown = [
         signed(value, 3) if metric.unit == "number" else points(value)
-        for value in (found["difference"], low, high)
+        for value in (found["difference"], *(found["interval"] or ()))
     ]
     trend = "flat" if not metric.better else "up" if low > 0 else "down" if high < 0 else "flat"
-    return {"value": shown[0], "interval": f"{shown[1]} – {shown[2]}", "trend": trend}
+    return {"value": shown[0], "interval": " – ".join(shown[1:]), "trend": trend}
 
 
 def percent(value: float) -> str:

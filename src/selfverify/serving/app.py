@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,6 +135,7 @@ _OURS = {"model", "n", "stream", "stream_options", "best_of", "look"}
 """The fields of a request that the gateway handles itself."""
 
 
+@dataclass(eq=False)
 class Gateway:
     """Answers requests with what a backend writes.
 
@@ -147,35 +149,23 @@ class Gateway:
         looking: The limits of requests with a field ``look``; None refuses them.
     """
 
-    keep_alive_s = 5.0
+    backend: Backend
+    settings: GatewayConfig
+    keys: Keys = field(default_factory=lambda: Keys([]))
+    calibration: Calibration | None = None
+    metrics: Metrics = field(default_factory=Metrics)
+    example: Example | None = None
+    looking: VisualGate | None = None
+    keep_alive_s: float = field(default=5.0, init=False)
     """Seconds between signs of life in a stream."""
-
-    stall_s = 10.0
+    stall_s: float = field(default=10.0, init=False)
     """Seconds for which a stream waits for a client that does not read."""
-
-    def __init__(
-        self,
-        backend: Backend,
-        settings: GatewayConfig,
-        keys: Keys | None = None,
-        calibration: Calibration | None = None,
-        metrics: Metrics | None = None,
-        example: Example | None = None,
-        looking: VisualGate | None = None,
-    ) -> None:
-        self.backend = backend
-        self.settings = settings
-        self.keys = keys or Keys([])
-        self.calibration = calibration
-        self.metrics = metrics or Metrics()
-        self.example = example
-        self.looking = looking
-        self.in_flight = 0
-        """How many requests are being worked on."""
-        self.on_loopback = False
-        """Whether only programs on this machine reach the port, among them browsers with foreign pages."""
-        self._asked_at = -1.0
-        self._fault: str | None = None
+    in_flight: int = field(default=0, init=False)
+    """How many requests are being worked on."""
+    on_loopback: bool = field(default=False, init=False)
+    """Whether only programs on this machine reach the port, among them browsers with foreign pages."""
+    _asked_at: float = field(default=-1.0, init=False)
+    _fault: str | None = field(default=None, init=False)
 
     def application(self) -> web.Application:
         """Return the application. Its runner needs ``handler_cancellation=True``."""

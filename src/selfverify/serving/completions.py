@@ -153,14 +153,8 @@ def summary(ask: AnswerRequest, outcome: Selection) -> dict[str, Any]:
 
 def candidate_json(index: int, candidate: Candidate) -> dict[str, Any]:
     """Return a candidate without its text. Equal answers have the same ``key``; boxes have none."""
-    return {
-        "index": index,
-        "answer": candidate.answer,
-        "key": candidate.key,
-        "score": candidate.score,
-        "logprob": candidate.logprob,
-        "tokens": candidate.tokens,
-    }
+    told = ("answer", "key", "score", "logprob", "tokens")
+    return {"index": index, **{name: getattr(candidate, name) for name in told}}
 
 
 def progress(stream: EventStream, settings: BestOfConfig, index: int, candidate: Completion) -> None:

@@ -115,6 +115,7 @@ class Drawn(NamedTuple):
     prompt_tokens: int
 
 
+@dataclass(eq=False)
 class Batcher:
     """Runs jobs in one worker thread. Jobs that come while it works form the next batch.
 
@@ -125,21 +126,15 @@ class Batcher:
         on_batch: Called with the number of candidates of each batch.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        most: int = 64,
-        most_pixels: int = 20_000_000,
-        on_batch: Callable[[int], None] = lambda size: None,
-    ) -> None:
-        self.policy = policy
-        self.most = most
-        self.most_pixels = most_pixels
-        self.on_batch = on_batch
-        self._thread = ThreadPoolExecutor(1, "sampling")
-        self._beside = ThreadPoolExecutor(8, "beside")
-        self._waiting: list[Job] = []
-        self._working: asyncio.Task[None] | None = None
+    policy: Policy
+    most: int
+    most_pixels: int
+    on_batch: Callable[[int], None]
+    _waiting: list[Job] = field(default_factory=list, init=False)
+    _working: asyncio.Task[None] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._thread, self._beside = ThreadPoolExecutor(1, "sampling"), ThreadPoolExecutor(8, "beside")
 
     async def run(self, job: Job) -> Drawn:
         """Return what is drawn for a job, scored unless its verifier asks a server.

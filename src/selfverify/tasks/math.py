@@ -10,6 +10,7 @@ answer ("The correct answer is: D. 90", ``\boxed{D}``). Comparing runs in proces
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import takewhile
@@ -36,7 +37,7 @@ from selfverify.tasks.math_answer import (
 from selfverify.tasks.math_numbers import tokens
 from selfverify.tasks.math_text import committed, final_expression, plain, unwrap, words
 from selfverify.tasks.math_values import Named, Number, Value, read
-from selfverify.tasks.row_task import RowSequence, RowTask, RowTaskConfig, with_images
+from selfverify.tasks.row_task import IMAGE_MARK, RowSequence, RowTask, RowTaskConfig, with_images
 
 Form = Literal["think-answer", "answer", "free"]
 
@@ -160,10 +161,15 @@ class Math(RowTask):
         kept = ("question", "answer", "category", "categories", "source", "solution", "target_boxes")
         meta: dict[str, Any] = {key: row[key] for key in kept if row.get(key) is not None}
         if options:
+            # An option that is an image is called as its place is called in words.
+            asked_options, options = (
+                options,
+                {a: IMAGE_MARK.sub(_called, text) for a, text in options.items()},
+            )
             target = answer
             right = set().union(*(right_letters(letter, options) for letter in answers))
             meta |= {"options": options, "right": sorted(right)}
-            question = _with_options(question, options)
+            question = _with_options(question, asked_options)
         else:
             target, *further = [_expression(text, id) for text in answers]
             meta |= {key: row[key] for key in ("precision", "unit") if row.get(key) is not None}
@@ -214,7 +220,7 @@ class Math(RowTask):
         """
         text, options = self._written(tagged), _options(problem)
         if options is not None and len(text) <= self.config.max_answer_chars:
-            return _judge_choice(problem, read_choice(text, options))
+            return _judge_choice(problem, read_choice(IMAGE_MARK.sub(_called, text), options))
         answer = self._expression(problem, tagged)
         if not answer:
             return UNREADABLE
@@ -311,6 +317,10 @@ class Math(RowTask):
     @property
     def takes_all(self) -> bool:
         return not self.config.solved
+
+
+def _called(mark: re.Match[str]) -> str:
+    return f"image {mark[1]}" if mark[1] else mark[0]
 
 
 def _options(problem: Problem) -> Mapping[str, str] | None:

@@ -378,7 +378,7 @@ def _order(seed: int, turn: int, count: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng([seed, turn, count]).permutation(count)
 
 
-_MARK = re.compile(r"<image(?: ?(\d{1,3}))?>")
+IMAGE_MARK = re.compile(r"<image(?: ?(\d{1,3}))?>")
 
 
 def with_images(text: str, images: int, name: str) -> list[dict[str, Any]]:
@@ -391,7 +391,7 @@ def with_images(text: str, images: int, name: str) -> list[dict[str, Any]]:
     Raises:
         DataError: Marks and images do not fit each other.
     """
-    marks = list(_MARK.finditer(text))
+    marks = list(IMAGE_MARK.finditer(text))
     numbers = [int(mark[1]) if mark[1] else 0 for mark in marks]
     if 0 in numbers:
         if numbers != [0] * images:

@@ -190,9 +190,19 @@ def make_optimizer(
             ) from error
         make = AdamW8bit
     low = any(parameter.dtype in LOW_PRECISION for _, parameter in trained)
-    if config.channels != "joint" or (master_weights and low):
+    if config.channels != "joint" or low:
         return ChannelOptimizer(trained, make, settings, master_weights)
     return make(trained, **settings)
+
+
+def sum_in_float32(parameters: Iterable[nn.Parameter]) -> None:
+    """Let autograd sum the gradients of low-precision weights in float32, 4 bytes a value.
+
+    In the weights' own type the sum would be rounded after each pass.
+    """
+    for parameter in parameters:
+        if parameter.dtype in LOW_PRECISION:
+            parameter.grad_dtype = torch.float32
 
 
 def lost_steps(optimizer: torch.optim.Optimizer, learning_rate: float) -> str:

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 from selfverify.core import ranks
 from selfverify.core.errors import ConfigError
 from selfverify.policy.policy import Policy
-from selfverify.trainer.optim import ApartGradients, ChannelOptimizer
+from selfverify.trainer.optim import LOW_PRECISION, ApartGradients, ChannelOptimizer, sum_in_float32
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -117,12 +117,17 @@ class Parallel:
         self.apart = ApartGradients(lambda: [p for group in optimizer.param_groups for p in group["params"]])
         """This process's gradients of channels that are kept apart."""
         shared = reference is not None and reference.root is policy.root
+        if not self._sharded:  # FSDP2 sums in the type that it reduces in
+            sum_in_float32(self.apart.parameters())  # before DDP looks at them
         before = sum(1 for _ in policy.model.parameters())
         policy.root, self.optimizer = accelerator.prepare(policy.root, optimizer)
         if sum(1 for _ in policy.model.parameters()) != before:
             raise ConfigError(
                 "accelerate has parted weights that the model ties; set fsdp_cpu_ram_efficient_loading: false"
             )
+        low = any(parameter.dtype in LOW_PRECISION for parameter in self.apart.parameters())
+        self._sums_here = low and isinstance(policy.root, DistributedDataParallel)
+        """Whether gradients are summed over processes here, in float32; DDP sums in the weights' type."""
         if reference is None:
             return
         if shared:
@@ -159,9 +164,18 @@ class Parallel:
         """Make the parameters' gradients those that were kept for ``channel``, of all processes."""
         self.apart.lend(channel)
         if isinstance(self.policy.root, DistributedDataParallel):
-            for parameter in self.apart.parameters():
-                if parameter.grad is None:  # other processes may have a gradient here
-                    parameter.grad = torch.zeros_like(parameter)
+            self._sum_gradients()
+
+    def _sum_gradients(self) -> None:
+        """Average the parameters' gradients over the processes, as DDP does."""
+        parameters = self.apart.parameters()
+        flags = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)
+        flags = flags.to(self.policy.device)
+        torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX)
+        for parameter, used in zip(parameters, flags.tolist(), strict=True):
+            if used:
+                if parameter.grad is None:  # other processes have a gradient here
+                    parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
                 torch.distributed.all_reduce(parameter.grad)
                 parameter.grad /= ranks.count()
 
@@ -177,9 +191,10 @@ class Parallel:
 
     def one_pass(self, last: bool) -> AbstractContextManager[Any]:
         """A context for a forward and a backward pass; in the ``last`` of an update, DDP sums gradients."""
-        if last or not isinstance(self.policy.root, DistributedDataParallel):
+        root = self.policy.root
+        if not isinstance(root, DistributedDataParallel) or (last and not self._sums_here):
             return nullcontext()
-        waiting: AbstractContextManager[None] = self.accelerator.no_sync(self.policy.root)
+        waiting: AbstractContextManager[None] = root.no_sync()
         return waiting
 
     def step(self, channel: str = "", rate: float = 1.0, sharers: int = 1) -> float:
@@ -196,6 +211,8 @@ class Parallel:
         """
         if channel in self.apart.kept:
             self._lend_apart(channel)
+        elif self._sums_here:
+            self._sum_gradients()
         if isinstance(self.raw, ChannelOptimizer):
             self.raw.take_turn(channel, rate, sharers)
         norm = _number(

@@ -21,9 +21,14 @@ from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Floats, Metric, Space, Task, Verdict
-from selfverify.tasks.math import Math, MathConfig, MathRowsConfig
+from selfverify.tasks.math import Math, MathConfig, MathRowsConfig, reminder
 from selfverify.tasks.row_task import RowSequence
-from selfverify.visual.config import ToolModelsConfig, VisualConfig, estimated_tokens_of
+from selfverify.visual.config import (
+    ANSWER_NOW,
+    ToolModelsConfig,
+    VisualConfig,
+    estimated_tokens_of,
+)
 from selfverify.visual.episode import STEPS, VisualEpisode, with_tools
 from selfverify.visual.tools.base import Terminate, Toolbox, VisualTool, missing_model
 from selfverify.visual.tools.crop import Crop, Overlay, ZoomIn, marked
@@ -310,7 +315,10 @@ class LookQuestions(VisualToolTask):
         config = config or LookQuestionsConfig()
         asked = {name: value for name, value in config if name != "look"}
         inner = Math(MathConfig(score=False, **asked), rows)
-        super().__init__(inner, config.look)
+        look = config.look
+        if look.answer_now == ANSWER_NOW:  # which alone would lose the form
+            look = look.model_copy(update={"answer_now": f"{ANSWER_NOW} {reminder(inner.tags)}"})
+        super().__init__(inner, look)
         self.name, self.config = "look", config
         self.metrics = (*inner.metrics, Metric(STEPS, STEPS), Metric(CROP_HIT, CROP_HIT))
 

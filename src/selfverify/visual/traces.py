@@ -1,24 +1,16 @@
-"""Traces as data: what a model said and was shown while it looked (VTS-V Eq. 1's τ), and their pairs.
-
-Traces are checked and counted (`Curation`). A verifier learns from pairs (`make_pairs`), of which `leak_test`
-says whether chosen and rejected side can be told apart by their words alone.
-"""
+"""Traces as data: what a model said and was shown while it looked (VTS-V Eq. 1's τ), checked and counted."""
 
 from __future__ import annotations
 
 import itertools
-import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-import numpy as np
 from PIL import Image
 
-from selfverify.core.errors import DataError
-from selfverify.core.jsonl_store import STRICT
 from selfverify.core.problem import content_parts
 from selfverify.core.trajectory import ANSWER
 from selfverify.rollouts.wrappers import Message
@@ -29,6 +21,8 @@ from selfverify.visual.config import PIXELS_PER_TOKEN
 BYTES_PER_TOKEN = 4
 """Of text, as an estimate."""
 ROLES = ("system", "user", "assistant", "tool")
+Decider = Literal["rules", "judge"]
+"""Who says whether an answer is right: the task's rules, or a model."""
 
 
 @dataclass(slots=True)
@@ -50,6 +44,8 @@ class VisualTrace:
         category: The problem's.
         task: The task's name.
         told: How many messages were given to who spoke, the question among them.
+        answer: The answer as it was read from the last turn; None where none could be read.
+        decider: Who has said whether the answer is right: the task's ``rules``, or a model as ``judge``.
     """
 
     id: str
@@ -64,11 +60,18 @@ class VisualTrace:
     category: str = ""
     task: str = ""
     told: int = 1
+    answer: str | None = None
+    decider: Decider = "rules"
 
     @property
     def correct(self) -> bool:
-        """Whether the task found the answer right and whole."""
+        """Whether the answer is right and whole."""
         return worth_imitating(self.rewards)
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the answer is not right; one that is right in another form is neither."""
+        return not self.rewards.get("correct", 0.0) > 0
 
     @property
     def turns(self) -> list[Message]:
@@ -167,7 +170,7 @@ def estimated_length(messages: Iterable[Message], sizes: Mapping[str, tuple[int,
 
 
 class Curation:
-    """Checks traces one after another, and counts what is dropped by its reason.
+    """Checks the traces of one problem after another, and counts what is dropped by its reason.
 
     VTS-V §4.1 flattens nested structures, merges turns that belong together, and drops what is malformed,
     trivial, too long or wrong. Here every trace that is dropped has a reason.
@@ -180,22 +183,28 @@ class Curation:
     def __init__(self, folder: Path, demands: Demands) -> None:
         self.folder, self.demands = folder, demands
         self.dropped: Counter[str] = Counter()
+        self.named: dict[str, str] = {}
+        """For each reason the first trace that was dropped for it."""
+        self._forget()
+
+    def _forget(self) -> None:
         self.sizes: dict[str, tuple[int, int]] = {}
-        """Of the images that were seen."""
+        """Of the problem's images that were seen."""
         self._seen: set[str] = set()
         self._missing: set[str] = set()
         self._asked: dict[str, list[Message]] = {}
 
     def take(self, traces: Iterable[VisualTrace]) -> list[VisualTrace]:
-        """The traces that are kept, flattened."""
-        kept = []
-        for trace in traces:
-            reason = self._fault(trace)
-            if reason:
-                self.dropped[reason] += 1
-            else:
-                kept.append(trace)
-        return kept
+        """The traces that are kept of one problem's, flattened."""
+        self._forget()
+        return [trace for trace in traces if not self.drop(trace, self._fault(trace))]
+
+    def drop(self, trace: VisualTrace, reason: str) -> bool:
+        """Count a trace that is dropped for a reason; whether there is one."""
+        if reason:
+            self.dropped[reason] += 1
+            self.named.setdefault(reason, trace.id)
+        return bool(reason)
 
     def _fault(self, trace: VisualTrace) -> str:
         """Why a trace is dropped; empty where it is not."""
@@ -206,6 +215,8 @@ class Curation:
         if fault := malformed(trace):
             return f"malformed: {fault}"
         trace.messages = flattened(trace.messages)
+        if not trace.images:
+            return "the question shows no image"
         if any(not self._is_there(name) for name in trace.images):
             return "an image is missing or cannot be read"
         if trace.rewards.get(TOOL_CALLS, 0) < self.demands.least_calls:
@@ -273,295 +284,3 @@ def malformed_message(message: Mapping[str, Any]) -> str:
         if not isinstance(part.get("image" if is_image(part) else "text"), str):
             return "a part is empty"
     return ""
-
-
-Kind = Literal["wrong", "hasty", "wasteful"]
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A right and a wrong way to go on from one prompt.
-
-    Args:
-        id: Its name.
-        problem: The problem's id.
-        kind: Why the rejected trace is worse: its answer is ``wrong``; it is wrong because the model was told
-            to answer at once (``hasty``); or it is right and looked more often (``wasteful``).
-        source: The origin of the rejected trace, see `VisualTrace.source`.
-        prompt: The question, and the turns and replies that both traces have.
-        chosen: The rest of the better trace, a turn first and last.
-        rejected: The rest of the worse one.
-        chosen_cuts: For each turn in ``chosen`` its channels.
-        rejected_cuts: For each turn in ``rejected`` its channels.
-        category: The problem's.
-    """
-
-    __pydantic_config__: ClassVar = STRICT
-
-    id: str
-    problem: str
-    kind: Kind
-    source: str
-    prompt: list[Message]
-    chosen: list[Message]
-    rejected: list[Message]
-    chosen_cuts: list[list[list[Any]]] = field(default_factory=list)
-    rejected_cuts: list[list[list[Any]]] = field(default_factory=list)
-    category: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Pairing:
-    """How pairs are made.
-
-    Args:
-        wasteful: Whether two right traces make a pair, too, of which the one with fewer looks is preferred
-            (ours: the paper's pairs differ in right and wrong only).
-        most: Pairs of one problem and kind at most.
-        longest_ratio: How many times longer one side may be than the other, in characters of what was said.
-        match_lengths: Whether the chosen side is longer as often as the rejected one. Both limits are for
-            pairs of kind ``wrong``: that a hasty one is shorter, and a wasteful one longer, is what is wrong
-            with them. Of these two kinds there are as many, if there are both.
-    """
-
-    wasteful: bool = False
-    most: int = 4
-    longest_ratio: float = 4.0
-    match_lengths: bool = True
-
-
-def make_pairs(traces: Iterable[VisualTrace], how: Pairing) -> tuple[list[Pair], Counter[str]]:
-    """Pair the traces of each problem on their longest common prefix (VTS-V §4.2).
-
-    A pair has one beginning, then a better and a worse way. The beginning becomes the prompt, where
-    multi-step DPO's log-ratios cancel (Eq. 10).
-
-    The paper prompts a model to go on wrongly. Prompted lies tell themselves by their words (`leak_test`), so
-    a model's own wrong traces of the same problem count here, too.
-
-    Of all possible pairs those with most turns in common come first, then those of like lengths; a trace is
-    the rejected one of one pair at most for each kind.
-
-    Returns:
-        The pairs, and how many possible ones or traces were left out for which reason.
-    """
-    by_problem: dict[str, list[VisualTrace]] = defaultdict(list)
-    for trace in traces:
-        by_problem[trace.problem].append(trace)
-    pairs: list[Pair] = []
-    dropped: Counter[str] = Counter()
-    for problem in sorted(by_problem):
-        right = [t for t in by_problem[problem] if t.correct and t.source != "induced"]
-        wrong = [t for t in by_problem[problem] if not t.correct and t.source != "hurried"]
-        hasty = [t for t in by_problem[problem] if not t.correct and t.source == "hurried"]
-        dropped["induced to be wrong, and right"] += sum(
-            t.correct and t.source == "induced" for t in by_problem[problem]
-        )
-        if not right:
-            dropped["no right trace of the problem"] += len(wrong) + len(hasty)
-            continue
-        if not wrong and not hasty and not how.wasteful:
-            dropped["no wrong trace of the problem"] += len(right)
-        pairs += _chosen("wrong", [(w, x) for w in right for x in wrong], how, dropped)
-        pairs += _chosen("hasty", [(w, x) for w in right for x in hasty], how, dropped)
-        if how.wasteful:
-            fewer = [(a, b) for a in right for b in right if len(a.turns) < len(b.turns)]
-            pairs += _chosen("wasteful", fewer, how, dropped)
-    if how.match_lengths:
-        pairs = as_hasty_as_wasteful(matched_lengths(pairs, dropped), dropped)
-    return pairs, +dropped
-
-
-def _chosen(
-    kind: Kind, possible: Sequence[tuple[VisualTrace, VisualTrace]], how: Pairing, dropped: Counter[str]
-) -> list[Pair]:
-    """The pairs of one problem."""
-    found: list[tuple[int, int, Pair]] = []
-    for better, worse in possible:
-        pair = paired(better, worse, kind)
-        if isinstance(pair, str):
-            dropped[pair] += 1
-            continue
-        a, b = said_length(pair.chosen), said_length(pair.rejected)
-        if kind == "wrong" and max(a, b) > how.longest_ratio * max(min(a, b), 1):
-            dropped[f"one side is more than {how.longest_ratio:g} times as long as the other"] += 1
-            continue
-        found.append((-len(pair.prompt), abs(a - b), pair))
-    taken: list[Pair] = []
-    used: set[str] = set()
-    for _, _, pair in sorted(found, key=lambda one: (one[0], one[1], one[2].id)):
-        worse_name = pair.id.rpartition(" > ")[2]
-        if worse_name in used:
-            continue
-        if len(taken) == how.most:
-            dropped[f"the problem has {how.most} pairs already"] += 1
-            used.add(worse_name)
-            continue
-        used.add(worse_name)
-        taken.append(pair)
-    return taken
-
-
-def paired(better: VisualTrace, worse: VisualTrace, kind: Kind) -> Pair | str:
-    """The pair of two traces, or why they make none."""
-    count = 0
-    for one, other in zip(better.messages, worse.messages, strict=False):
-        if one != other:
-            break
-        count += 1
-    if count == 0:
-        return "the two are asked differently"
-    if count == min(len(better.messages), len(worse.messages)):
-        return "one is the beginning of the other"
-    if {better.messages[count]["role"], worse.messages[count]["role"]} != {"assistant"}:
-        return "the same words are replied to differently"
-    turns = sum(message["role"] == "assistant" for message in better.messages[:count])
-    return Pair(
-        f"{better.id} > {worse.id}",
-        better.problem,
-        kind,
-        worse.source,
-        better.messages[:count],
-        better.messages[count:],
-        worse.messages[count:],
-        better.cuts[turns:],
-        worse.cuts[turns:],
-        better.category,
-    )
-
-
-def said_length(messages: Iterable[Message]) -> int:
-    """Characters of what the model says in messages."""
-    return sum(len(message["content"]) for message in messages if message["role"] == "assistant")
-
-
-def matched_lengths(pairs: Sequence[Pair], dropped: Counter[str]) -> list[Pair]:
-    """Pairs among which the chosen side is longer as often as it is shorter.
-
-    Pairs that differ most in length leave first.
-    """
-    differences = {
-        pair.id: said_length(pair.chosen) - said_length(pair.rejected)
-        for pair in pairs
-        if pair.kind == "wrong"
-    }
-    longer = sorted((d, name) for name, d in differences.items() if d > 0)
-    shorter = sorted((-d, name) for name, d in differences.items() if d < 0)
-    kept = min(len(longer), len(shorter))
-    left_out = {name for _, name in [*longer[kept:], *shorter[kept:]]}
-    if left_out:
-        side = "chosen" if len(longer) > len(shorter) else "rejected"
-        dropped[f"the {side} side would be longer more often"] += len(left_out)
-    return [pair for pair in pairs if pair.kind != "wrong" or pair.id not in left_out]
-
-
-def as_hasty_as_wasteful(pairs: Sequence[Pair], dropped: Counter[str]) -> list[Pair]:
-    """Pairs with as many hasty as wasteful ones, else a verifier learns that looks are good, or bad.
-
-    Of the larger kind those leave whose sides have least in common. If one kind is missing, all stay.
-    """
-    kinds: dict[Kind, list[Pair]] = {
-        kind: sorted((p for p in pairs if p.kind == kind), key=lambda p: (-len(p.prompt), p.id))
-        for kind in ("hasty", "wasteful")
-    }
-    fewer = min(map(len, kinds.values()))
-    if not fewer:
-        return [*pairs]
-    left_out = {(kind, pair.id) for kind, few in kinds.items() for pair in few[fewer:]}
-    for kind, _ in left_out:
-        dropped[f"there would be more {kind} pairs than of the opposite"] += 1
-    return [pair for pair in pairs if (pair.kind, pair.id) not in left_out]
-
-
-FOLDS = 5
-MOST = 0.6
-"""The largest accuracy of a classifier with which pairs pass."""
-NUMBER = "<number>"
-_NUMBERS = re.compile(r"\d+(?:[.,]\d+)*")
-_WORDS = re.compile(r"</?\w+>|[^\W_]+|\?")
-
-
-@dataclass(frozen=True, slots=True)
-class Leak:
-    """The findings of a classifier.
-
-    Args:
-        accuracy: Its share of right guesses on problems that it has not seen; .5 is chance.
-        pairs: How many pairs there were.
-        chosen: The words that speak most for the chosen side, with their weights.
-        rejected: The words that speak most for the rejected side, with their weights.
-    """
-
-    accuracy: float
-    pairs: int
-    chosen: list[tuple[str, float]]
-    rejected: list[tuple[str, float]]
-
-    @property
-    def passes(self) -> bool:
-        """Whether the classifier stays below `MOST`."""
-        return self.accuracy <= MOST
-
-
-def words_of(messages: Iterable[Message]) -> list[str]:
-    """The words and tags that a model has said, in lower case, with all numbers masked."""
-    said = " ".join(message["content"] for message in messages if message["role"] == "assistant")
-    return _WORDS.findall(_NUMBERS.sub(f" {NUMBER} ", said.lower()))
-
-
-def leak_test(pairs: Sequence[Pair], words: int = 10, seed: int = 0) -> Leak:
-    """Let a classifier guess which side is the chosen one, from how often each word occurs.
-
-    In the 12 pairs that VTS-V's authors published all rejected traces have a tag that no chosen one has. A
-    verifier can learn that instead of what it is meant to learn. Here a bag-of-words classifier tries, which
-    understands nothing: what it finds out, a verifier may use.
-
-    Logistic regression on the counts of words (scaled by their largest), in five folds; all pairs of a
-    problem are in one fold, so that what a problem is about does not help.
-
-    Args:
-        pairs: The pairs.
-        words: How many words are named for each side.
-        seed: Decides the folds.
-
-    Raises:
-        DataError: There are fewer than five problems.
-    """
-    from sklearn.feature_extraction.text import CountVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import GroupKFold
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import MaxAbsScaler
-
-    problems = np.array([pair.problem for pair in pairs for _ in range(2)])
-    if len(set(problems.tolist())) < FOLDS:
-        raise DataError(
-            f"the leak test needs pairs of {FOLDS} problems or more, not {len(set(problems.tolist()))}"
-        )
-    texts = np.array([" ".join(words_of(side)) for pair in pairs for side in (pair.chosen, pair.rejected)])
-    is_chosen = np.tile([1, 0], len(pairs))
-    model = make_pipeline(
-        CountVectorizer(analyzer=str.split), MaxAbsScaler(), LogisticRegression(max_iter=2000)
-    )
-    right = 0.0
-    for train, test in GroupKFold(FOLDS, shuffle=True, random_state=seed).split(texts, is_chosen, problems):
-        if not any(texts[train]):
-            continue
-        model.fit(texts[train], is_chosen[train])
-        # A guess that is no better than a coin counts half: two equal texts have no right answer.
-        leaning = model.decision_function(texts[test])
-        signs = np.where(is_chosen[test] == 1, leaning, -leaning)
-        right += float((signs > 1e-9).sum() + 0.5 * (np.abs(signs) <= 1e-9).sum())
-    if not any(texts):
-        return Leak(0.5, len(pairs), [], [])
-    model.fit(texts, is_chosen)
-    names = model[0].get_feature_names_out()
-    weights = model[-1].coef_[0]
-    order = np.argsort(weights)
-    named = [(str(names[i]), round(float(weights[i]), 3)) for i in order]
-    return Leak(
-        right / len(is_chosen),
-        len(pairs),
-        [one for one in reversed(named[-words:]) if one[1] > 0],
-        [one for one in named[:words] if one[1] < 0],
-    )

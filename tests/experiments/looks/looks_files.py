@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.experiments.looks.looks_recipe import trace
+from tests.experiments.looks.looks_recipe import make_pairs, trace
 
-from selfverify.experiments.visual_data import pair_line, sft_line
-from selfverify.visual.traces import Pairing, make_pairs
+from selfverify.experiments.visual_sets import pair_line, sft_line
+from selfverify.visual.pairs import Pairing
 
 
 def write_looks(folder: Path, problems: int = 2, single: bool = False) -> Path:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ from PIL import Image
 
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.visual_data import image_keeper
+from selfverify.visual.pairs import Balance, Pair, Pairing, problem_pairs
 from selfverify.visual.traces import VisualTrace
 
 
@@ -51,3 +55,15 @@ def trace(
     cuts: list[list[list[Any]]] = [[["plan", 0], ["action", 1]] for _ in said[:-1]] + [[["answer", 0]]]
     rewards = {"correct": float(right), "answer_format": 1.0, "tool_calls": float(len(said) - 1)}
     return VisualTrace(name, problem, messages, cuts, rewards, **more)
+
+
+def make_pairs(traces: Iterable[VisualTrace], how: Pairing) -> tuple[list[Pair], Counter[str]]:
+    """The pairs that sets would have, and what was left out."""
+    dropped = Counter[str]()
+    by_problem = groupby(sorted(traces, key=lambda one: one.problem), key=lambda one: one.problem)
+    pairs = [pair for _, few in by_problem for pair in problem_pairs([*few], how, dropped)]
+    balance = Balance()
+    for pair in pairs:
+        balance.count(pair)
+    kept = [pair for pair in pairs if not how.match_lengths or balance.keeps(pair, dropped)]
+    return kept, +dropped

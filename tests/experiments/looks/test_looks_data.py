@@ -23,14 +23,13 @@ from selfverify.experiments.visual_data import (
     all_traces,
     branch_looks,
     collect_looks,
-    judge_looks,
-    make_sets,
-    read_pairs,
     transcript,
 )
+from selfverify.experiments.visual_sets import judge_looks, make_sets, read_pairs
 from selfverify.policy.policy import Policy
-from selfverify.visual.traces import Demands, Pairing
-from serving_servers import Body, FakeUpstream, Loop
+from selfverify.visual.pairs import Pairing
+from selfverify.visual.traces import Demands
+from serving_servers import FakeUpstream, Loop
 
 EXPERT = TeacherConfig(expert=True)
 FREE = Pairing(match_lengths=False)
@@ -87,12 +86,12 @@ def test_traces_are_learnt_as_if_demonstrated(tmp_path: Path, policy: Policy) ->
 @pytest.mark.parametrize(
     ("way", "asked", "kind", "why"),
     [
-        ("induced", INDUCE, "wrong, induced", "they were induced to be wrong"),
-        ("hurried", "\nAnswer.", "hasty, hurried", "they were told to answer at once"),
+        ("induced", [*INDUCE], "wrong, induced", "they were induced to be wrong"),
+        ("hurried", ["\nAnswer."], "hasty, hurried", "they were told to answer at once"),
     ],
 )
 def test_a_server_goes_on_wrongly_from_the_middle(
-    way: Way, asked: str, kind: str, why: str, tmp_path: Path, servers: Loop
+    way: Way, asked: list[str], kind: str, why: str, tmp_path: Path, servers: Loop
 ) -> None:
     """It is shown what was shown then, with the request; the trace does not have the request in it."""
     collect_looks(far_recipe(), EXPERT, tmp_path, problems=5)
@@ -102,13 +101,15 @@ def test_a_server_goes_on_wrongly_from_the_middle(
     assert (done.traces, done.correct, done.lost) == (5, 0, 0) and len(fake.seen) == 5
     for body in fake.seen:
         *_, last = body["messages"]
-        assert last["role"] == "user" and last["content"][-1]["text"].endswith(asked)
+        assert last["role"] == "user" and last["content"][-1]["text"].endswith(tuple(asked))
         images = [p for m in body["messages"] if m["role"] == "user" for p in m["content"]]
         turns = sum(m["role"] == "assistant" for m in body["messages"])
         assert sum(p["type"] == "image_url" for p in images) == turns + 1 >= 2
     induced = [trace for trace in all_traces(tmp_path) if trace.source == way]
     said = json.dumps([trace.messages for trace in induced])
-    assert len(induced) == 5 and json.dumps(asked)[1:-1] not in said
+    assert len(induced) == 5 and not any(json.dumps(words)[1:-1] in said for words in asked)
+    used = {words for words in asked if words in json.dumps(fake.seen) or "\n" in words}
+    assert len(used) >= min(len(asked), 2), "each request has one of several prompts"
     assert all(len(trace.cuts) == len(trace.turns) == len(trace.steps) + 1 for trace in induced)
     made = make_sets(tmp_path, Demands(), FREE)
     assert made.kinds == {kind: 5} and made.sft_dropped == {why: 5}
@@ -165,7 +166,7 @@ def test_examples_are_put_before_the_question_in_words(tmp_path: Path, servers: 
     make_sets(tmp_path / "shown", Demands(), FREE)
     url, fake = wrong_server(servers)
     server = TeacherConfig(server=url, model="m")
-    collect_looks(far_recipe(), server, tmp_path / "new", 1, shots=tmp_path / "shown" / "sft.jsonl")
+    collect_looks(far_recipe(), server, tmp_path / "new", 1, shots=str(tmp_path / "shown" / "sft.jsonl"))
     [body] = fake.seen
     first, image, question = body["messages"][0]["content"]
     assert first["text"].count("Example ") == 2 and "[image 2]\nYou: <think>" in first["text"]
@@ -175,31 +176,7 @@ def test_examples_are_put_before_the_question_in_words(tmp_path: Path, servers: 
     assert transcript(trace.messages).startswith("Shown: [image 1]Start in cell")
     (tmp_path / "bad.jsonl").write_text('{"messages": 5}\n')
     with pytest.raises(DataError, match=r"bad\.jsonl, line 1: it is no trace"):
-        collect_looks(far_recipe(), server, tmp_path / "x", 1, shots=tmp_path / "bad.jsonl")
-
-
-def test_a_model_judges_answers(tmp_path: Path, servers: Loop) -> None:
-    """What it finds wrong or says nothing about is dropped, each with its reason."""
-    collect_looks(far_recipe(), EXPERT, tmp_path, problems=4)
-
-    def write(body: Body, i: int) -> str:
-        words = body["messages"][0]["content"]
-        target = int(words.partition("Reference: ")[2].partition("\n")[0])
-        return ("CORRECT", "Surely INCORRECT.", "I cannot say.")[target % 3]
-
-    fake = FakeUpstream(write=write)
-    server = TeacherConfig(server=servers.upstream(fake), model="m")
-    right, wrong, neither = judge_looks(tmp_path, server)
-    assert right + wrong + neither == 4 and len(fake.seen) == 4
-    assert judge_looks(tmp_path, server) == (right, wrong, neither) and len(fake.seen) == 4
-    assert fake.seen[0]["temperature"] == 0 and "Start in cell" in fake.seen[0]["messages"][0]["content"]
-    if right:
-        made = make_sets(tmp_path, Demands(), FREE, judged=True)
-        assert made.sft == right
-        assert made.sft_dropped.get("a model judged the answer wrong", 0) == wrong
-        assert made.sft_dropped.get("no model has judged the answer", 0) == neither
-    with pytest.raises(ConfigError, match="behind a server"):
-        judge_looks(tmp_path, TeacherConfig(own=True))
+        collect_looks(far_recipe(), server, tmp_path / "x", 1, shots=str(tmp_path / "bad.jsonl"))
 
 
 def test_nothing_right_says_why(tmp_path: Path, servers: Loop) -> None:
@@ -280,7 +257,9 @@ def test_the_commands(tmp_path: Path, servers: Loop) -> None:
     shown = run("branch", str(recipe), folder, "--way", "induced", *server, "--json")
     assert json.loads(shown.stdout)["traces"] == 6
     shown = run("sets", folder, "--any-length", "--longest-ratio", "100")
-    assert "6 of 12 traces" in shown.output and "6 pairs (6 wrong, induced)" in shown.output
+    assert (
+        "6 of 12 traces" in shown.output and "6 pairs (6 wrong, induced; decided: 6 by rules)" in shown.output
+    )
     assert "they were induced to be wrong" in shown.output
     found = run("leaks", folder, "--json")
     leak = json.loads(found.stdout)

@@ -20,7 +20,7 @@ from selfverify.experiments import train_stopping
 from selfverify.experiments import train_stopping as stages
 from selfverify.experiments.recipe import Recipe, load_recipe, to_yaml
 from selfverify.experiments.run import train
-from selfverify.experiments.visual_data import Sets
+from selfverify.experiments.visual_sets import Sets
 from selfverify.policy.policy import Policy
 from selfverify.visual.stopping import STOPPING_FILE, StopCalibration
 
@@ -42,9 +42,11 @@ class Stages:
         self.calibrated: list[tuple[Any, ...]] = []
         self.branched: list[tuple[str, int]] = []
 
-        def collect(recipe: Recipe, teacher: Any, folder: Path, *counts: int, **_: Any) -> None:
+        def collect(
+            recipe: Recipe, teacher: Any, folder: Path, problems: int, samples: int, *_: Any, **__: Any
+        ) -> None:
             self.collected.append(recipe)
-            assert teacher.own and counts == (2, 2)
+            assert teacher.own and (problems, samples) == (2, 2)
             if not folder.exists():
                 write_looks(folder, problems=6)
 
@@ -59,7 +61,7 @@ class Stages:
 
         monkeypatch.setattr(stages, "collect_looks", collect)
         monkeypatch.setattr(stages, "branch_looks", branch)
-        monkeypatch.setattr(stages, "make_sets", lambda *_: Sets(traces=12, sft=6, pairs=6))
+        monkeypatch.setattr(stages, "make_sets", lambda *_, **__: Sets(traces=12, sft=6, pairs=6))
         monkeypatch.setattr(stages, "calibrate_stopping", calibrate)
 
 
@@ -96,7 +98,7 @@ def test_conversations_without_a_pair(tmp_path: Path, monkeypatch: pytest.Monkey
     """The message says what helps."""
     Stages(monkeypatch)
     none = Sets(traces=4, sft=4, pairs_dropped={"one side is the beginning of the other": 2})
-    monkeypatch.setattr(stages, "make_sets", lambda *_: none)
+    monkeypatch.setattr(stages, "make_sets", lambda *_, **__: none)
     with pytest.raises(DataError, match=r"no pair came of 4 conversations .*stopping.temperature"):
         stages.train_stopping(recipe(tmp_path))
 

@@ -56,17 +56,20 @@ def test_tokens(planned: Plan, halved: Plan) -> None:
 
 
 def test_parameters_and_states(planned: Plan) -> None:
-    """Two bytes a weight; for what learns a master and two moments of four; a copy for the reference."""
+    """Two bytes a weight; for what learns a sum, a master, two moments of four; a copy for the reference."""
     (total, learning), update = planned.parameters, planned.memory["update"]
     assert update["reference"] == pytest.approx(2 * total, rel=0.001)  # and rotary tables
     assert update["optimiser"] == pytest.approx(12 * learning, rel=0.01)  # and a step count each
-    assert update["gradients"] == 2 * learning < 2 * total
+    assert update["gradients"] == 4 * learning < 4 * total
 
 
 def test_sharding(planned: Plan, halved: Plan, tiny_folder: Path) -> None:
     """FSDP halves what two GPUs keep and gathers layers; DDP keeps all of it."""
     fsdp, ddp = halved.memory["update"], make_plan(recipe_of(tiny_folder), 2).memory["update"]
-    for item in ("weights", "reference", "gradients", "optimiser"):
+    learning = planned.parameters[1]
+    assert ddp["gradients"] == (2 + 4) * learning  # buckets, and sums in float32
+    assert fsdp["gradients"] == pytest.approx(2 * learning / 2, abs=1)
+    for item in ("weights", "reference", "optimiser"):
         assert fsdp[item] == pytest.approx(ddp[item] / 2, abs=1)
         assert ddp[item] == planned.memory["update"][item]
     assert fsdp["activations"] == ddp["activations"]

@@ -171,11 +171,6 @@ def test_text_rules(rule: str, text: str, target: str, counted: bool) -> None:
     assert getattr(mobile, rule)(text, target) == counted
 
 
-def test_edit_distance() -> None:
-    assert mobile.edit_distance("kitten", "sitting") == 3
-    assert mobile.edit_distance("", "abc") == mobile.edit_distance("abc", "") == 3
-
-
 @given(st.text("ab", max_size=8), st.text("ab", max_size=8))
 def test_edit_distance_is_the_recursion(a: str, b: str) -> None:
     def slow(a: str, b: str) -> int:

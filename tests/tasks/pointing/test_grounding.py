@@ -94,14 +94,6 @@ def test_demonstrations_are_read_back(box: list[float], space: tuple[int, int]) 
         assert (shown.pieces[0][0] == "context") == wrong
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.text("[]{}()<>box_2d|start\"',.:0123456789 -+eE\n", max_size=80))
-def test_judging_never_raises(text: str) -> None:
-    task = grounding()
-    judged = task.judge(task.problem("test", 0, 0), box_answer(text))
-    assert 0 <= judged.reward <= 1 and (judged.reward == 0 or judged.answer is not None)
-
-
 def test_trains_and_is_measured(load_policy: Callable[..., Policy], tmp_path: Path) -> None:
     """A cold start, ADPO with a margin, and an evaluation: the policy's own space reaches the task."""
     rows = [grounding_row(id=str(i), box=[10 * i, 5, 10 * i + 40, 45]) for i in range(3)]
@@ -192,6 +184,9 @@ def test_what_is_no_box(text: str) -> None:
 def test_reading_never_raises(text: str) -> None:
     found = parse_box(text)
     assert found is None or (len(found) == 4 and all(abs(v) <= 100_000 for v in found))
+    task = grounding()
+    judged = task.judge(task.problem("test", 0, 0), box_answer(text))
+    assert 0 <= judged.reward <= 1 and (judged.reward == 0 or judged.answer is not None)
 
 
 @settings(max_examples=200, deadline=None)
@@ -260,12 +255,6 @@ def test_boxes() -> None:
     found = box_overlap(boxes, targets)
     assert found.tolist() == [[50, 150], [1000, 1000], [0, 100], [0, 100]]
     assert found[:, 0] / found[:, 1] == pytest.approx(box_iou(boxes, targets))
-
-
-def test_masks_leave_ignored_pixels_out() -> None:
-    """Of 4 x 2 pixels two are wanted and one is ignored; the box covers the upper row, no box nothing."""
-    target = np.array([[1, 255, 0, 0], [1, 0, 0, 0]])
-    assert MaskOverlap(target)([[0, 0, 3, 1], [np.nan] * 4]).tolist() == [[1, 3], [0, 2]]
 
 
 def test_running_sums_count_what_pixels_do() -> None:

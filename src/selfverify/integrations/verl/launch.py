@@ -6,10 +6,11 @@ Every setting of a recipe reaches verl, or our own code in its processes, or is 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from typing import Any
 
 from pydantic import BaseModel
@@ -17,31 +18,31 @@ from ruamel.yaml import YAML
 
 from selfverify.core.config import EngineConfig
 from selfverify.core.errors import ConfigError
+from selfverify.core.files import write_text
 from selfverify.evaluation.evaluate import HeldOut
-from selfverify.experiments.recipe import Recipe, recipe_task
+from selfverify.experiments.recipe import RECIPE_FILE, Recipe, missing_packages, recipe_task, to_yaml
 from selfverify.experiments.registry import make_method
 from selfverify.methods.base import Method, Training
 from selfverify.policy.loading import packed_file, resolve
 from selfverify.tasks.base import Task
 
-PLUGIN = "selfverify.integrations.verl.trainer"
-VERSIONS = "verl >= 0.9.1, < 0.10"
+PLUGIN, SHARED = (f"selfverify.integrations.verl.{name}" for name in ("trainer", "shared_engine"))
+VENDOR = "selfverify"
+"""What ``VERL_ENGINE_VENDOR`` says where verl is to take our engine, which shares prompts."""
 
 _OPTION = "under engine.options write "
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-_NOTHING_LIKE = (
+_NOT_THERE = (
     "policy.vision_cache_mb", "policy.pixel_cache_mb", "policy.lora.dropout", "learner.optim.channel_rates",
     "learner.log.channels_every",
 )  # fmt: skip
 REFUSED = {
-    **dict.fromkeys(_NOTHING_LIKE, "verl has nothing like it; leave it out"),
+    **dict.fromkeys(_NOT_THERE, "verl has nothing like it; leave it out"),
+    **dict.fromkeys(("policy.server", "policy.device", "sampling.vllm"), "verl decides it; leave it out"),
     "stopping": "our own trainer makes verifiers of when to stop",
-    "policy.server": "the model that learns is no server's; leave it out",
-    "policy.device": "verl places the model itself; leave it out",
     "policy.logprob_chunk": f"{_OPTION}{_ACTOR}.entropy_from_logits_chunk_size",
     "policy.prefill_chunk": f"{_OPTION}{_ROLLOUT}.max_num_batched_tokens",
     "sampling.engine": f"verl's own servers sample; {_OPTION}{_ROLLOUT}.name",
-    "sampling.vllm": "verl starts its servers itself; leave it out",
     "episode.rollout_timeout_s": "on verl each conversation goes by itself; set episode.step_timeout_s",
     "learner.time_limit_s": "end the process from outside; --resume goes on from its newest checkpoint",
     "learner.optim.name": "FSDP2 steps with adamw",
@@ -79,25 +80,32 @@ def start(recipe: Recipe, resume: bool = False) -> None:
         ConfigError: verl is not installed here, the folder holds a run and ``resume`` is not set, or the
             recipe asks for what verl cannot do.
     """
-    try:
-        found = version("verl")
-    except PackageNotFoundError:
-        raise ConfigError(
-            f"engine.name=verl: {VERSIONS} is not installed here; `make verl` shows an environment with it"
-        ) from None
+    found = next((installed.version for installed in distributions(name="verl")), "none")
     if found.split(".")[:2] != ["0", "9"]:
-        raise ConfigError(f"engine.name=verl: verl {found} is installed, and {VERSIONS} is needed")
+        raise ConfigError(
+            f"engine.name=verl: verl >= 0.9.1, < 0.10, is needed, and {found} is installed here; `make verl` "
+            "shows an environment with it"
+        )
+    if missing := missing_packages(recipe):
+        raise ConfigError("\n".join(missing))
+    recipe_task(recipe).check_files("train")
+    recipe_task(recipe, measured=True).check_files(recipe.evaluation.split)
     config, options = verl_config(recipe)
     folder = recipe.folder.resolve()
     if not resume and (folder / "checkpoints").exists():
         raise ConfigError(f"{folder} holds a run: --resume goes on with it; output=OTHER writes elsewhere")
     config["trainer"]["resume_mode"] = "auto" if resume else "disable"
     folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / RECIPE_FILE, to_yaml(recipe))
     with (folder / "verl.yaml").open("w", encoding="utf-8") as file:
         YAML(typ="safe").dump(json.loads(json.dumps(config)), file)
     modules = [name for name in (os.environ.get("VERL_USE_EXTERNAL_MODULES"), PLUGIN) if name]
+    if recipe.engine is not None and recipe.engine.shared_prefix:
+        modules.append(SHARED)
+        os.environ["VERL_ENGINE_VENDOR"] = VENDOR
     os.environ["VERL_USE_EXTERNAL_MODULES"] = ",".join(modules)
-    os.environ["VERL_FILE_LOGGER_PATH"] = str(folder / "metrics-verl.jsonl")
+    before = len([*folder.glob("metrics-verl*.jsonl")])  # verl would begin the file anew
+    os.environ["VERL_FILE_LOGGER_PATH"] = str(folder / f"metrics-verl{f'-{before + 1}' * bool(before)}.jsonl")
     command = [sys.executable, "-m", "verl.trainer.main_ppo", f"--config-path={folder}", "--config-name=verl"]
     command += options
     sys.stdout.flush()
@@ -127,6 +135,8 @@ def verl_config(recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
             f"method.name={method.name}: its credit reads the probabilities of all scores, which servers of "
             "verl do not show; choose another one (verification_credit: concordance), or our own trainer"
         )
+    if engine.mode != "sync" and recipe.learner.loss.importance_cap is None:
+        faults.append(f"engine.mode={engine.mode}: older weights sample; set learner.loss.importance_cap")
     limits, size = method.limits or task.limits, recipe.learner.groups_per_step
     group, once = recipe.sampling.group_size, recipe.sampling.max_new_tokens if limits.turns == 1 else 0
     length = engine.response_tokens or limits.tokens or once
@@ -196,7 +206,9 @@ def _settled(
     tokens = min(batch.micro_batch_tokens or rows * longest, rows * longest)
     sections: dict[str, dict[str, Any]] = {
         "algorithm": {
-            "adv_estimator": "grpo", "selfverify": recipe.model_dump(mode="json", exclude={"engine"}),
+            "adv_estimator": "grpo",
+            # As text in which OmegaConf finds nothing to fill in.
+            "selfverify": recipe.model_dump_json(exclude={"engine"}).replace("$", "\\u0024"),
         },
         "data": {
             "train_files": [f"train/{steps * learner.groups_per_step}"],
@@ -207,10 +219,12 @@ def _settled(
             "max_prompt_length": engine.prompt_tokens, "max_response_length": length,
             "mm_processor_kwargs": policy.model_dump(include={"min_pixels", "max_pixels"}, exclude_none=True),
         },
+        "actor_rollout_ref": {"nccl_timeout": math.ceil(learner.process_timeout_s)},
         "actor_rollout_ref.model": {
             "path": resolve(policy.path), "trust_remote_code": policy.trust_remote_code,
             "enable_gradient_checkpointing": policy.gradient_checkpointing,
             "enable_activation_offload": policy.activation_offload,
+            **({"use_remove_padding": False} if engine.shared_prefix else {}),
         },
         _ACTOR: {
             "strategy": "fsdp2", "ppo_mini_batch_size": mini, "ppo_epochs": batch.inner_epochs,

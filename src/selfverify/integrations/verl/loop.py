@@ -24,7 +24,7 @@ from selfverify.core.problem import Problem, Split
 from selfverify.core.trajectory import OBSERVATION, Finish, Segment, Trajectory
 from selfverify.experiments.recipe import Recipe, recipe_task
 from selfverify.experiments.registry import make_method
-from selfverify.integrations.verl.streams import FIELD, as_plain, recipe_text
+from selfverify.integrations.verl.streams import FIELD, as_plain
 from selfverify.policy.decoding import Sample, derived_seed
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.kv_sessions import KVSession
@@ -65,9 +65,8 @@ class ProblemDataset(Dataset[dict[str, Any]]):
             "raw_prompt": [{"role": "user", "content": ""}],
             "dummy_tensor": torch.tensor([0], dtype=torch.uint8),
             "data_source": self.split,
-            "reward_model": {"style": "rule", "ground_truth": ""},
-            "extra_info": {"index": index, "split": self.split},
             "index": index,
+            "reward_model": {"style": "rule", "ground_truth": ""},
         }
 
 
@@ -138,12 +137,13 @@ class ServerTurns(PolicySampler):
     ) -> KVSession:
         prompts = self.policy.encode(problems)
         length, (prompted, answered) = len(prompts[0].ids), self.longest
-        if length > prompted:
-            raise DataError(
-                f"problem {problems[0].id}: a prompt of {length} tokens, and engine.prompt_tokens={prompted}"
-            )
         self.prompts, room = prompts, min(self._room or length + answered, length + answered)
         self._room = room
+        if length > min(prompted, room - 1):
+            raise DataError(
+                f"problem {problems[0].id}: a prompt of {length} tokens; engine.prompt_tokens={prompted}, "
+                f"and a conversation may have {room}"
+            )
 
         def sample(prompts: Sequence[Prompt], sampling: SamplingConfig, **about: Any) -> list[list[Sample]]:
             limits = [min(sampling.max_new_tokens, room - len(prompt.ids)) for prompt in prompts]
@@ -167,15 +167,15 @@ class EpisodeLoop(AgentLoopBase):
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         """See verl's ``AgentLoopBase``."""
-        shared, events = resources_of(recipe_text(self.config)), asyncio.get_running_loop()
-        split, index = kwargs["extra_info"]["split"], int(kwargs["extra_info"]["index"])
+        shared, events = resources_of(self.config.algorithm.selfverify), asyncio.get_running_loop()
+        split, index = kwargs["data_source"], int(kwargs["index"])
         task, begin, limits = shared.opening(split)
         request, versions = uuid4().hex, list[int]()
         lock = threading.Lock() if limits.step_threads else shared.lock
 
         def ask(ids: list[int], images: list[Any], limit: int) -> Sample:
             params = sampling_params | {"max_tokens": limit, "stop_token_ids": shared.stop}
-            about = {"request_id": request, "prompt_ids": ids, "image_data": images or None}
+            about: dict[str, Any] = {"request_id": request, "prompt_ids": ids, "image_data": images or None}
             if self.mm_processor_kwargs:
                 about["mm_processor_kwargs"] = dict(self.mm_processor_kwargs)
             call = self.server_manager.generate(sampling_params=params, **about)

@@ -6,20 +6,21 @@ with the attention of `selfverify.policy.shared_attention`; the images of a prom
 tower once. Values and gradients are the same. Rows that it cannot share are forwarded as verl does, and a
 warning says why.
 
-verl takes it where the environment variable ``VERL_ENGINE_VENDOR`` is `VENDOR`.
+verl takes it where the environment variable ``VERL_ENGINE_VENDOR`` is `launch.VENDOR`.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils
 from verl.utils import torch_functional as verl_functional
@@ -27,10 +28,9 @@ from verl.utils.model import extract_multi_modal_inputs
 from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
 
 from selfverify.core.errors import ConfigError
+from selfverify.integrations.verl.launch import VENDOR
 from selfverify.policy.packing import Carrier, SharedLayout
 from selfverify.policy.shared_attention import ATTENTION, check_kinds, check_layers
-
-VENDOR = "selfverify"
 
 _IMAGES = {"pixel_values", "image_grid_thw"}
 """The inputs of images that belong to a prompt as a whole. Others may be per token."""
@@ -130,7 +130,7 @@ def pack(
     return Packed(layout, ids_bl, places, *flat)
 
 
-class SharedPrefixEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
+class SharedPrefixEngine(FSDPEngineWithLMHead):
     """verl's FSDP engine for language models, in which rows with the same prompt share it.
 
     Raises:
@@ -161,7 +161,12 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     ) -> Any:
         """Keep rows with the same prompt in one micro-batch where verl cuts them by tokens."""
         if tensordict_utils.get_non_tensor_data(data, "use_dynamic_bsz", True) and "prompts" in data:
-            tensordict_utils.assign_non_tensor(data, force_group_size=_run_length(data["prompts"].unbind()))
+            size = run_length(
+                data["prompts"].unbind(),
+                data["input_ids"].offsets().diff().tolist(),
+                int(tensordict_utils.get_non_tensor_data(data, "max_token_len_per_gpu", 0)),
+            )
+            tensordict_utils.assign_non_tensor(data, force_group_size=size)
         return super().forward_backward_batch(data, loss_function, forward_only)
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -174,7 +179,7 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         responses = micro_batch["responses"].unbind()
         count, token = len(responses), getattr(self.module.config, "image_token_id", None)
         given = micro_batch.get("multi_modal_inputs", [None] * count)
-        images = [dict(getattr(row, "data", row) or {}) for row in given]
+        images = [dict((row.data if isinstance(row, NonTensorData) else row) or {}) for row in given]
         if any(not own.keys() <= _IMAGES for own in images):
             return self._unshared(micro_batch, "its images come with inputs per token")
         if token is not None and bool((micro_batch["responses"].values() == token).any()):
@@ -184,7 +189,7 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         prompts = micro_batch["prompts"].unbind()
         groups = same_prompts(prompts, images)
         if len(groups) == count:
-            return super().prepare_model_inputs(micro_batch)  # type: ignore[no-any-return]
+            return super().prepare_model_inputs(micro_batch)
         offsets = micro_batch["input_ids"].offsets()
         packed = pack(groups, prompts, responses, micro_batch["position_ids"].unbind(), offsets)
         inputs: dict[str, Any] = {
@@ -203,7 +208,7 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         if why not in self._told:
             self._told.add(why)
             log.warning("a micro-batch is forwarded without shared prompts: %s", why)
-        return super().prepare_model_inputs(micro_batch)  # type: ignore[no-any-return]
+        return super().prepare_model_inputs(micro_batch)
 
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
@@ -212,9 +217,7 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         prompts."""
         packed: Packed | None = output_args.get("packed")
         if packed is None:
-            return super().prepare_model_outputs(  # type: ignore[no-any-return]
-                output, output_args, micro_batch, logits_processor_func
-            )
+            return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
         check_layers(self.module.get_decoder(), packed.layout)
         logits = output.logits.flatten(0, 1)[packed.sources]
         temperature = micro_batch["temperature"]
@@ -250,12 +253,22 @@ def _read_only(packed: Packed) -> tuple[Tensor, Tensor]:
     return columns, packed.sources // total * len(columns) + place[packed.sources % total]
 
 
-def _run_length(prompts: Sequence[Tensor]) -> int:
-    """How many neighbouring rows have the same prompt; 1 where their numbers differ."""
+def run_length(prompts: Sequence[Tensor], lengths: Sequence[int], most: int) -> int:
+    """Return how many neighbouring rows of the same prompt a micro-batch can keep together; 1 is none.
+
+    Args:
+        prompts: The tokens of each row's prompt.
+        lengths: How many tokens each row has.
+        most: The tokens of a micro-batch, each row counted whole.
+    """
     keys = [tuple(prompt.tolist()) for prompt in prompts]
     edges = [0, *(i for i in range(1, len(keys)) if keys[i] != keys[i - 1]), len(keys)]
-    lengths = {end - begin for begin, end in pairwise(edges)}
-    return lengths.pop() if len(lengths) == 1 else 1
+    group = math.gcd(*(end - begin for begin, end in pairwise(edges)))
+    for size in range(group, 0, -1):
+        runs = [sum(lengths[first : first + size]) for first in range(0, len(lengths), size)]
+        if group % size == 0 and max(runs) <= most:
+            return size
+    return 1
 
 
 for _device in ("cuda", "cpu"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any, cast
@@ -24,13 +23,6 @@ FIELD = "selfverify"
 ADVANTAGE, KL_COEF, WEIGHT = "selfverify_advantage", "selfverify_kl_coef", "selfverify_weight"
 """Names of the streams. The weights are final: an optimiser batch's loss is the sum of weight x loss over its
 tokens, denominators included."""
-
-
-def recipe_text(config: Any) -> str:
-    """Return the resolved recipe as JSON; verl's configuration has it under ``algorithm.selfverify``."""
-    from omegaconf import OmegaConf
-
-    return json.dumps(OmegaConf.to_container(config.algorithm.selfverify, resolve=True))
 
 
 def as_plain(trajectory: Trajectory, **more: str) -> dict[str, Any]:
@@ -119,6 +111,26 @@ def row_streams(
         "skipped": float(sum(row is not None and "skipped" in row for row in rows)),
     }
     return {ADVANTAGE: advantage_nr, KL_COEF: kl_nr, WEIGHT: weight_nr}, figures
+
+
+def in_groups(uids: Sequence[str], lengths: Sequence[int], ranks: int) -> list[int]:
+    """Return an order of rows in which those of a group are neighbours, and on one rank where that goes.
+
+    Args:
+        uids: For each row the name of its group.
+        lengths: How many tokens each row has: ranks get about equally many.
+        ranks: Data-parallel ranks, each of which takes an equal run of rows.
+    """
+    members: dict[str, list[int]] = {}
+    for row, uid in enumerate(uids):
+        members.setdefault(uid, []).append(row)
+    groups = sorted(members.values(), key=lambda rows: -sum(lengths[row] for row in rows))
+    if len(groups) % ranks == 0 and len({len(rows) for rows in groups}) == 1:
+        # Back and forth over the ranks, from the longest group to the shortest.
+        rounds = [groups[first : first + ranks] for first in range(0, len(groups), ranks)]
+        turned = [dealt[::-1] if number % 2 else dealt for number, dealt in enumerate(rounds)]
+        groups = [dealt[rank] for rank in range(ranks) for dealt in turned]
+    return [row for rows in groups for row in rows]
 
 
 def optimiser_batches(rows: int, ranks: int, size: int) -> list[list[int]]:

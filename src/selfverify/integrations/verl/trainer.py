@@ -28,8 +28,8 @@ from selfverify.integrations.verl.streams import (
     FIELD,
     KL_COEF,
     WEIGHT,
+    in_groups,
     optimiser_batches,
-    recipe_text,
     row_streams,
 )
 from selfverify.objectives import importance_weight, surrogate
@@ -125,7 +125,7 @@ class SelfVerifyMixin:
     def _setup(self) -> None:
         super()._setup()  # type: ignore[misc]
         config: Any = self.config  # type: ignore[attr-defined]
-        self.recipe = recipe = Recipe.model_validate_json(recipe_text(config))
+        self.recipe = recipe = Recipe.model_validate_json(config.algorithm.selfverify)
         self.method, loss = make_method(recipe.method.name, **recipe.method.options), recipe.learner.loss
         actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
         workers: Any = self.actor_rollout_wg  # type: ignore[attr-defined]
@@ -133,6 +133,17 @@ class SelfVerifyMixin:
             partial(policy_loss, config=actor, ratio=loss.ratio, importance_cap=loss.importance_cap)
         )
         ray.get([worker.__ray_call__.remote(prepare, recipe) for worker in workers.workers])
+
+    def _balance_batch(self, batch: Any, *given: Any, **more: Any) -> Any:
+        """Keep the rows of a group together: its optimiser step is then one, and its prompt can be shared."""
+        batch = super()._balance_batch(batch, *given, **more)  # type: ignore[misc]
+        names = [key.split("_")[0] for key in batch.keys]
+        batch.reorder(in_groups(names, [tag["seq_len"] for tag in batch.tags], self._ranks()))
+        return batch
+
+    def _ranks(self) -> int:
+        workers: Any = self.actor_rollout_wg  # type: ignore[attr-defined]
+        return int(max(workers._dispatch_info["actor"])) + 1
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Write the streams of a rollout in the place of verl's advantages.
@@ -157,15 +168,13 @@ class SelfVerifyMixin:
             raise SelfVerifyError(f"{asked - len(real)} of {asked} conversations failed in verl; see its log")
         if all("skipped" in row for row in real):
             raise DataError(f"no problem of this step can be used; the last: {real[-1]['skipped']}")
-        workers: Any = self.actor_rollout_wg  # type: ignore[attr-defined]
-        ranks = max(workers._dispatch_info["actor"]) + 1
         size = config.actor_rollout_ref.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
         streams, figures = row_streams(
             self.method,
             rows,
             [response.tolist() for response in data["responses"].unbind()],
             list(data["uid"]),
-            optimiser_batches(len(rows), ranks, size),
+            optimiser_batches(len(rows), self._ranks(), size),
             self.recipe.learner.loss,
             self.global_steps - 1,  # type: ignore[attr-defined]
         )

@@ -13,11 +13,11 @@ from PIL import Image
 from tests.experiments.looks.looks_files import write_lines, write_looks
 from typer.testing import CliRunner
 
-from reproduce import export_llama_factory
-from reproduce.export_llama_factory import export_looks
+from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data.rows import open_rows
-from selfverify.experiments.visual_data import read_pairs
+from selfverify.experiments.visual_export import export_looks
+from selfverify.experiments.visual_sets import read_pairs
 
 
 def plain(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -46,14 +46,14 @@ def pairs_in(path: Path, **how: Any) -> list[list[Any]]:
 def test_llama_factory_reads_what_we_read(tmp_path: Path) -> None:
     """Its registry names both files; marks and images agree in number; we read the same again."""
     looks = write_looks(tmp_path / "looks")
-    words = [str(looks), "--to", "llama-factory", "--output", str(tmp_path / "out")]
-    shown = CliRunner().invoke(export_llama_factory.app, words)
+    words = ["export", str(looks), "--format", "llama-factory", "--output", str(tmp_path / "out")]
+    shown = CliRunner().invoke(app, words)
     images = len(list((tmp_path / "out/images").iterdir()))
     assert shown.exit_code == 0 and f"2 traces, 2 pairs, {images} images" in shown.output, shown.output
     registry = json.loads((tmp_path / "out/dataset_info.json").read_text())
     for name, entry in registry.items():
         columns = entry["columns"]
-        for row in json.loads((tmp_path / "out" / entry["file_name"]).read_text()):
+        for row in map(json.loads, (tmp_path / "out" / entry["file_name"]).read_text().splitlines()):
             told = row[columns["messages"]]
             places = sum(message["content"].count("<image>") for message in told)
             assert places == len(row[columns["images"]]) >= 2
@@ -63,9 +63,45 @@ def test_llama_factory_reads_what_we_read(tmp_path: Path) -> None:
             assert [message[entry["tags"]["role_tag"]] for message in told] == said[: len(told)]
             assert (len(told) % 2 == 1) == entry.get("ranking", False), name
     ours = [plain(row["messages"]) for row in open_rows(looks / "sft.jsonl")]
-    assert [plain(row["messages"]) for row in open_rows(tmp_path / "out/looks_sft.json")] == ours
+    assert [plain(row["messages"]) for row in open_rows(tmp_path / "out/looks_sft.jsonl")] == ours
     first = [[prompt, a[:1], b[:1]] for prompt, a, b in pairs_in(looks / "pairs.jsonl")]
-    assert pairs_in(tmp_path / "out/looks_pairs.json") == first
+    assert pairs_in(tmp_path / "out/looks_pairs.jsonl") == first
+
+
+def test_ms_swift_has_images_anywhere_and_learns_our_steps(tmp_path: Path) -> None:
+    """Both sides are whole conversations with a list of images each; a prompt's turns are not learnt.
+
+    Columns and types are those of ms-swift 4.6 (`swift/dataset/preprocessor/core.py`), which wants each
+    message's keys among role, content and loss, and as many images as places.
+    """
+    looks = write_looks(tmp_path / "looks")
+    words = ["export", str(looks), "--format", "ms-swift", "--output", str(tmp_path / "out"), "--json"]
+    done = json.loads(CliRunner().invoke(app, words).stdout)
+    assert done == {"traces": 2, "pairs": 2, "images": len(list((tmp_path / "out/images").iterdir()))}
+    for name, prefixes in (("sft.jsonl", ("",)), ("pairs.jsonl", ("", "rejected_"))):
+        rows = [json.loads(line) for line in (tmp_path / "out" / name).read_text().splitlines()]
+        assert [set(row) for row in rows] == [
+            {f"{p}{k}" for p in prefixes for k in ("messages", "images")}
+        ] * 2
+        for row, prefix in ((row, prefix) for row in rows for prefix in prefixes):
+            told, images = row[f"{prefix}messages"], row[f"{prefix}images"]
+            assert sum(message["content"].count("<image>") for message in told) == len(images) >= 2
+            assert all((tmp_path / "out" / image).is_file() for image in images)
+            assert [m["role"] for m in told] == (["user", "assistant"] * len(told))[: len(told)]
+            assert all(set(m) == {"role", "content"} | ({"loss"} if m["role"] == "assistant" else set())
+                       for m in told)  # fmt: skip
+    for row, pair in zip(rows, read_pairs(looks), strict=True):
+        for prefix, side in (("", pair.chosen), ("rejected_", pair.rejected)):
+            told = [m for m in row[f"{prefix}messages"] if m["role"] == "assistant"]
+            said = [m["content"] for m in side if m["role"] == "assistant"]
+            assert [m["content"] for m in told if m["loss"]] == said and len(told) == len(said) + 1
+    taught = [json.loads(line) for line in (tmp_path / "out/sft.jsonl").read_text().splitlines()]
+    assert all(m["loss"] for row in taught for m in row["messages"] if m["role"] == "assistant")
+    (looks / "sft.jsonl").write_text(
+        (looks / "sft.jsonl").read_text().replace("What is p0", "What is <bbox> p0")
+    )
+    with pytest.raises(DataError, match="r0: a text has <bbox> in it"):
+        export_looks(looks, tmp_path / "a", "ms-swift")
 
 
 def test_datasets_and_trl_load_it(tmp_path: Path) -> None:
@@ -197,10 +233,10 @@ def test_damaged_sets_name_their_line(tmp_path: Path, file: str, change: dict[st
     looks = write_looks(tmp_path / "looks")
     first, second = (json.loads(line) for line in (looks / file).read_text().splitlines())
     write_lines(looks / file, [first, second | change])
-    for target in ("trl", "llama-factory"):
+    for target in ("trl", "ms-swift", "llama-factory"):
         with pytest.raises(DataError, match=rf"{file}, line 2: .*{said}"):
             export_looks(looks, tmp_path / target, target)  # type: ignore[arg-type]
         assert not (tmp_path / target).exists()
     if file == "pairs.jsonl":
         with pytest.raises(DataError, match=rf"{file}, line 2: .*{said}"):
-            read_pairs(looks)
+            [*read_pairs(looks)]

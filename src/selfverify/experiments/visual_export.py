@@ -1,40 +1,58 @@
-"""Data of looking again as other trainers read them, with all images: LLaMA-Factory's files and TRL's.
+"""Data of looking again as other trainers read them, with all images.
 
     OUTPUT/                 for LLaMA-Factory (its ``dataset_dir``)
       dataset_info.json     names the two data sets below
-      looks_sft.json        ``messages`` and ``images``, an image's place being ``<image>``
-      looks_pairs.json      ``messages``, ``chosen``, ``rejected`` and ``images``
+      looks_sft.jsonl       ``messages`` and ``images``, an image's place being ``<image>``
+      looks_pairs.jsonl     ``messages``, ``chosen``, ``rejected`` and ``images``
+      images/
+
+    OUTPUT/                 for ms-swift (its ``ROOT_IMAGE_DIR``)
+      sft.jsonl             ``messages`` and ``images``
+      pairs.jsonl           ``messages`` and ``images``, ``rejected_messages`` and ``rejected_images``
       images/
 
     OUTPUT/                 for TRL and `datasets`
       sft.parquet           ``messages`` and ``images``
       pairs.parquet         ``prompt``, ``chosen``, ``rejected`` and ``images``
 
-A side of a pair is one message for LLaMA-Factory, and TRL's collator takes the images of the prompt only
-(1.16). So the sides end with their first turns; the prompt has all that was shown before.
+ms-swift's pairs are whole conversations with images anywhere. Each turn of the model says in ``loss`` whether
+it is learnt: all of a trace's, and of a pair those behind what both sides have in common (Eq. 11), whose
+log-ratios would cancel.
+
+A side of a pair is one message for LLaMA-Factory. TRL's `DPOTrainer` (1.16) takes the images of the prompt
+only, and learns every token of a completion, also what a tool has said. So for these two the sides end with
+their first turns; the prompt has all that was shown before.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import typer
-
-from reproduce.scripts import script
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import make_output_folder, read_regular, write_bytes, write_json, written_whole
+from selfverify.core.files import (
+    make_folder,
+    make_output_folder,
+    read_regular,
+    write_bytes,
+    write_json,
+    written_whole,
+)
 from selfverify.evaluation.samples import IMAGES
-from selfverify.experiments.visual_data import SFT, fault_in, read_lines, read_pairs, stands_twice
+from selfverify.experiments.visual_data import read_lines
+from selfverify.experiments.visual_sets import SFT, fault_in, read_pairs, stands_twice
 from selfverify.rollouts.wrappers import Message
+from selfverify.visual.pairs import Pair
 from selfverify.visual.traces import is_image, parts_of
 
 MARK = "<image>"
-"""LLaMA-Factory's place for an image."""
-Target = Literal["llama-factory", "trl"]
+"""The place of an image in a text."""
+RESERVED = (MARK, "<video>", "<audio>", "<bbox>", "<ref-object>")
+"""The texts that ms-swift takes for places."""
+Target = Literal["llama-factory", "ms-swift", "trl"]
 _BATCH = 64
 
 
@@ -42,7 +60,7 @@ def export_looks(folder: Path, output: Path, target: Target) -> tuple[int, int, 
     """Write a folder's ``sft.jsonl`` and ``pairs.jsonl`` for another trainer.
 
     Args:
-        folder: See `looks_folder`.
+        folder: A folder of data of looking again (`visual_data`).
         output: The folder that is written; files in it with the same names are replaced.
         target: Whose form.
 
@@ -53,25 +71,31 @@ def export_looks(folder: Path, output: Path, target: Target) -> tuple[int, int, 
         ConfigError: There are no such files, or `datasets` is not installed.
         DataError: A line is damaged, an image is gone, or a text has a place for an image of its own.
     """
-    traces = _traces(folder)
-    sides = [
-        {"id": pair.id, "prompt": pair.prompt, "chosen": pair.chosen[:1], "rejected": pair.rejected[:1]}
-        for pair in read_pairs(folder)
-    ]
-    shown = _ExportedImages(folder)
+    traces = sum(1 for _ in _traces(folder))  # nothing is written of what is damaged
+    pairs = sum(1 for _ in read_pairs(folder))
     make_output_folder(output)
-    if target == "trl":
-        _parquet(output / "sft.parquet", (_trl(row, shown) for row in traces), ("messages",))
-        _parquet(output / "pairs.parquet", (_trl(row, shown) for row in sides), _SIDES)
-    else:
-        _write(output / "looks_sft.json", (_factory(row, shown) for row in traces))
-        _write(output / "looks_pairs.json", (_factory(row, shown) for row in sides))
-        for name in shown.names:
-            path = output / IMAGES / name
-            path.parent.mkdir(exist_ok=True)
-            write_bytes(path, shown.content(f"{IMAGES}/{name}"))
-        write_json(output / "dataset_info.json", _INFO)
-    return len(traces), len(sides), len(shown.names)
+    shown = _ExportedImages(folder, None if target == "trl" else output)
+    match target:
+        case "trl":
+            _parquet(output / "sft.parquet", (_trl(row, shown) for row in _traces(folder)), ("messages",))
+            _parquet(output / "pairs.parquet", (_trl(row, shown) for row in _short_sides(folder)), _SIDES)
+        case "ms-swift":
+            _write(
+                output / "sft.jsonl", (_swift(row["messages"], shown, row["id"]) for row in _traces(folder))
+            )
+            _write(output / "pairs.jsonl", (_swift_pair(pair, shown) for pair in read_pairs(folder)))
+        case "llama-factory":
+            _write(output / "looks_sft.jsonl", (_factory(row, shown) for row in _traces(folder)))
+            _write(output / "looks_pairs.jsonl", (_factory(row, shown) for row in _short_sides(folder)))
+            write_json(output / "dataset_info.json", _INFO)
+    return traces, pairs, len(shown.names)
+
+
+def _short_sides(folder: Path) -> Iterator[dict[str, Any]]:
+    """The pairs whose sides are their first turns."""
+    for pair in read_pairs(folder):
+        sides = {"chosen": pair.chosen[:1], "rejected": pair.rejected[:1]}
+        yield {"id": pair.id, "prompt": pair.prompt, **sides}
 
 
 _SIDES = ("prompt", "chosen", "rejected")
@@ -82,7 +106,7 @@ _TAGS = {
 _SETS = {"looks_sft": ["messages", "images"], "looks_pairs": ["messages", "chosen", "rejected", "images"]}
 _INFO = {
     name: {
-        "file_name": f"{name}.json",
+        "file_name": f"{name}.jsonl",
         **({"ranking": True} if "chosen" in columns else {}),
         "formatting": "sharegpt",
         "columns": {column: column for column in columns},
@@ -93,10 +117,10 @@ _INFO = {
 
 
 class _ExportedImages:
-    """The images that are shown, by the names in a folder."""
+    """The images that are shown, by the names in a folder; with an output they are copied into it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, output: Path | None) -> None:
+        self.folder, self.output = folder, output
         self.names: set[str] = set()
 
     def content(self, name: str) -> bytes:
@@ -112,6 +136,9 @@ class _ExportedImages:
             found = read_regular(self.folder / name)
         except OSError as error:
             raise DataError(f"the image {self.folder / name} is missing ({error.strerror})") from None
+        if self.output is not None and plain not in self.names:
+            make_folder(self.output / IMAGES)
+            write_bytes(self.output / IMAGES / plain, found)
         self.names.add(plain)
         return found
 
@@ -125,9 +152,9 @@ class _ExportedImages:
         return [f"{IMAGES}/{image['path']}" for image in self.packed(messages)]
 
 
-def _traces(folder: Path) -> list[dict[str, Any]]:
+def _traces(folder: Path) -> Iterator[dict[str, Any]]:
     path = folder / SFT
-    found, lines = [], dict[str, int]()
+    lines = dict[str, int]()
     for number, line in read_lines(path):
         messages = line.get("messages")
         if not isinstance(messages, list) or not isinstance(line.get("id"), str):
@@ -135,23 +162,38 @@ def _traces(folder: Path) -> list[dict[str, Any]]:
         why = fault_in([message if isinstance(message, dict) else {} for message in messages])
         if why := why or stands_twice(line["id"], number, lines):
             raise DataError(f"{path}, line {number}: {why}")
-        found.append(line)
-    return found
+        yield line
 
 
-def _marked(messages: Iterable[Message], name: str) -> list[Message]:
+def _marked(messages: Iterable[Message], name: str, reserved: Sequence[str] = (MARK,)) -> list[Message]:
     """Messages as texts in which images have places."""
     found = []
     for message in messages:
         words = ""
         for part in parts_of(message):
-            if not is_image(part) and MARK in part["text"]:
-                raise DataError(
-                    f"{name}: a text has {MARK} in it, which LLaMA-Factory takes for an image's place"
-                )
+            if not is_image(part) and (
+                taken := next((mark for mark in reserved if mark in part["text"]), None)
+            ):
+                raise DataError(f"{name}: a text has {taken} in it, which the trainer takes for a place")
             words += MARK if is_image(part) else part["text"]
         found.append({"role": message["role"], "content": words})
     return found
+
+
+def _swift(messages: Sequence[Message], shown: _ExportedImages, name: str, before: int = 0) -> dict[str, Any]:
+    """A conversation as ms-swift has it; turns behind the first ``before`` messages are learnt."""
+    found = _marked(messages, name, RESERVED)
+    for place, message in enumerate(found):
+        if message["role"] == "assistant":
+            message["loss"] = place >= before
+    return {"messages": found, "images": shown.within(messages)}
+
+
+def _swift_pair(pair: Pair, shown: _ExportedImages) -> dict[str, Any]:
+    before = len(pair.prompt)
+    chosen = _swift([*pair.prompt, *pair.chosen], shown, pair.id, before)
+    rejected = _swift([*pair.prompt, *pair.rejected], shown, pair.id, before)
+    return chosen | {f"rejected_{name}": value for name, value in rejected.items()}
 
 
 def _factory(row: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
@@ -183,10 +225,10 @@ def _trl(row: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
 
 
 def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    with written_whole(path) as partial:
-        partial.write_text(
-            json.dumps(list(rows), ensure_ascii=False, indent=1, allow_nan=False), "utf-8", "replace"
-        )
+    with written_whole(path) as partial, partial.open("wb") as file:
+        for row in rows:
+            text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+            file.write(text.encode("utf-8", "replace") + b"\n")
 
 
 def _parquet(path: Path, rows: Iterable[Mapping[str, Any]], talks: Sequence[str]) -> None:
@@ -204,24 +246,3 @@ def _parquet(path: Path, rows: Iterable[Mapping[str, Any]], talks: Sequence[str]
     with written_whole(path) as partial, parquet.ParquetWriter(partial, schema) as writer:
         while batch := list(islice(left, _BATCH)):
             writer.write_table(pa.Table.from_pylist(batch, schema=schema))
-
-
-def export(
-    folder: Annotated[Path, typer.Argument(help="The folder in which the data are made.")],
-    output: Annotated[Path, typer.Option(help="The folder that is written.")],
-    to: Annotated[Literal["llama-factory", "trl"], typer.Option(help="Whose form the files have.")],
-) -> None:
-    """Write `sft.jsonl` and `pairs.jsonl` as LLaMA-Factory or TRL read them, with all images.
-
-    Example:
-
-    - `python -m reproduce.export_llama_factory looks --to llama-factory --output data/looks`
-    """
-    traces, pairs, images = export_looks(folder, output, to)
-    typer.echo(f"{traces} traces, {pairs} pairs, {images} images: {output}")
-
-
-app = script(export)
-
-if __name__ == "__main__":
-    app()

@@ -1,0 +1,88 @@
+"""MathVista's published scoring: a model extracts the answer, which is normalised and compared as text.
+
+After `evaluation/extract_answer.py` and `calculate_score.py` of MathVista's repository (Lu et al. 2024).
+There GPT-4 extracts, with examples in its prompt; here the extractor of evaluations does, with ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from selfverify.core.jsonl_store import read_journal
+from selfverify.core.problem import Problem
+from selfverify.evaluation.extraction import Extractor
+from selfverify.evaluation.samples import StoredProblem, StoredSample, find_store
+from selfverify.tasks.base import Task
+
+
+def published_accuracy(folder: Path, task: Task, extractor: Extractor) -> float:
+    """The share of right answers of an evaluation's folder, of whose problems each was asked once."""
+    _, rows = read_journal(find_store(folder), StoredProblem)
+    asked = [(task.problem("test", 0, row.index), last_words(row.samples[0])) for row in rows.values()]
+    unread = [(problem, said) for problem, said in asked if quick(said, problem.meta) is None]
+    told = iter(extractor.extract([problem for problem, _ in unread], [said for _, said in unread]))
+    right = 0
+    for problem, said in asked:
+        extraction = quick(said, problem.meta)
+        found = next(told) if extraction is None else extraction
+        right += equals(found or "", problem)
+    return right / len(asked)
+
+
+def last_words(sample: StoredSample) -> str:
+    """The last turn of a conversation, or the answer."""
+    return next((step.text for step in reversed(sample.steps) if step.author == "policy"), sample.text)
+
+
+def quick(said: str, meta: Mapping[str, Any]) -> str | None:
+    """The extraction where none is needed: nothing, an option's text, or a number of the wanted type."""
+    if not said or said in (meta.get("options") or {}).values():
+        return said
+    kinds = {"integer": int, "float": float}
+    try:
+        return str(kinds[meta["answer_type"]](said))
+    except (KeyError, ValueError):
+        return None
+
+
+def equals(extraction: str, problem: Problem) -> bool:
+    """Whether an extraction is the answer, once normalised.
+
+    Nothing is no answer. A choice is the option that is written most alike, an integer loses its decimals,
+    others are rounded.
+    """
+    meta, options = problem.meta, problem.meta.get("options")
+    if not extraction:
+        return False
+    if options:
+        marked = re.search(r"\(([a-zA-Z])\)", extraction)
+        letter = marked[1].upper() if marked else extraction.strip()
+        return (letter if letter in options else most_similar(letter, options)) in meta["right"]
+    try:
+        match meta.get("answer_type"):
+            case "integer":
+                extraction = str(int(float(extraction)))
+            case "float":
+                extraction = str(round(float(extraction), int(meta.get("precision", 2))))
+    except (ValueError, OverflowError):
+        return False
+    return extraction.strip() == str(meta["answer"]).strip()
+
+
+def most_similar(text: str, options: Mapping[str, str]) -> str:
+    """The letter of the option with the least Levenshtein distance from a text; of several the first."""
+    return min(options, key=lambda letter: distance(text, options[letter]))
+
+
+def distance(a: str, b: str) -> int:
+    """How many letters have to be put in, taken out or replaced to make one text the other."""
+    before = list(range(len(b) + 1))
+    for i, x in enumerate(a, start=1):
+        row = [i]
+        for j, y in enumerate(b, start=1):
+            row.append(min(before[j] + 1, row[-1] + 1, before[j - 1] + (x != y)))
+        before = row
+    return before[-1]

@@ -1,0 +1,311 @@
+"""Who says whether the answers of traces are right: the task's rules, or a model behind a server.
+
+Rules compare words. They are right about numbers, choices and single words (`settled_by_rules`); by them "A
+man is riding a bike" is wrong where "The man is riding a bicycle" is wanted, and would be learnt as the worse
+side of a pair. All other answers, right and wrong ones alike, are judged by a model (`judge_looks`), as VTS-V
+§4.1 judges the right ones (``llm_as_a_judge``).
+
+``FOLDER/verdicts.jsonl`` has the verdicts, each under the number of the prompt that was answered. Equal
+answers to one question are judged once, and what is asked again is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from selfverify.clients.replies import text_of, usable_choices
+from selfverify.core import event_loop
+from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
+from selfverify.core.files import differences
+from selfverify.core.jsonl_store import STRICT, JsonlStore, stream_journal, write_journal
+from selfverify.core.problem import Problem
+from selfverify.experiments.command_config import TeacherConfig
+from selfverify.tasks.math import read_choice
+from selfverify.visual.traces import VisualTrace
+
+if TYPE_CHECKING:
+    from selfverify.clients.openai_client import OpenAIClient
+
+VERDICTS = "verdicts.jsonl"
+AT_ONCE = 32
+"""Answers that are judged at the same time."""
+TEMPERATURE = 0.7
+"""Of several votes; a single one is greedy."""
+_ASKED = (
+    "A question about an image was answered. Say whether the answer means the same as the reference. Details "
+    "that the reference leaves open do not matter; what contradicts it does.\n\n"
+    "Question: {question}\n\nReference: {reference}\n\nAnswer: {answer}\n\n"
+    "Reply with one word: CORRECT or INCORRECT."
+)
+_WORD = re.compile(r"\b(IN)?CORRECT\b")
+_THOUGHTS = re.compile(r".*</think>", re.DOTALL)
+LONGEST_ANSWER = 20_000
+"""Characters of an answer that is judged."""
+_LETTER = re.compile(r"[A-H]")
+_UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+"""Letters of scripts that leave no space between words."""
+
+
+def asked_and_wanted(problem: Problem) -> dict[str, Any]:
+    """Return all of a problem that a judge of answers has to know, in JSON's types."""
+    about = {"question": problem.meta.get("question"), "target": problem.target}
+    about |= {name: problem.meta[name] for name in ("options", "alternatives") if problem.meta.get(name)}
+    return about if isinstance(problem.target, str) else {"question": about["question"]}
+
+
+def settled_by_rules(about: Mapping[str, Any], answer: str | None) -> bool:
+    """Whether the task's rules say if an answer is right.
+
+    They do where reference and answer are each one number or one word, where one of the problem's options
+    is chosen, and where the reference is no text, such as a box.
+    """
+    target, options = about.get("target"), about.get("options")
+    if not isinstance(target, str):
+        return True
+    if options or _LETTER.fullmatch(target):
+        return (
+            answer is not None and read_choice(answer, options or dict.fromkeys("ABCDEFGH", "")) is not None
+        )
+    return answer is not None and all(
+        len(t.split()) == 1 and not _UNSPACED.search(t) for t in (target, answer)
+    )
+
+
+def judge_prompt(about: Mapping[str, Any], trace: VisualTrace) -> str:
+    """Return the request to judge an answer; of a turn in which none could be read, the whole turn.
+
+    Raises:
+        DataError: The problem has no question in words.
+    """
+    if about.get("question") is None:
+        raise DataError(f"{trace.id}: its problem has no question in words, so that no model can judge it")
+    options = about.get("options") or {}
+    listed = "\n".join(f"{letter}. {text}" for letter, text in options.items())
+    wanted = [about["target"], *about.get("alternatives", ())]
+    reference = " or: ".join(f"{one}. {options[one]}" if one in options else str(one) for one in wanted)
+    answer = trace.turns[-1]["content"] if trace.answer is None else trace.answer
+    return _ASKED.format(
+        question="\n".join(filter(None, [str(about["question"]), listed])), reference=reference, answer=answer
+    )
+
+
+def number_of(prompt: str) -> int:
+    """Return the number that a prompt has in ``verdicts.jsonl``: 60 bits of its hash."""
+    return int(hashlib.blake2b(prompt.encode("utf-8", "replace"), digest_size=8).hexdigest()[:15], 16)
+
+
+@dataclass(frozen=True, slots=True)
+class OnAnswer:
+    """A line of ``verdicts.jsonl``.
+
+    Args:
+        index: The prompt's number.
+        trace: The first trace with this answer.
+        votes: What the model has said: right, wrong, or neither.
+        said: Its words in the first vote that says neither.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+
+    index: int
+    trace: str
+    votes: list[bool | None] = field(default_factory=list)
+    said: str = ""
+
+    @property
+    def right(self) -> bool | None:
+        """The verdict of more than half of the votes; None where there is none."""
+        return next((v for v in (True, False) if self.votes.count(v) > len(self.votes) / 2), None)
+
+
+class Verdicts:
+    """A folder's verdicts by the prompt's number. They are kept on disk, however many there are.
+
+    Args:
+        path: The journal.
+        settings: How the model is asked, to append verdicts; None reads those that are there.
+
+    Raises:
+        ConfigError: There is no journal to read, or it was written under other settings.
+        DataError: It is damaged.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
+        self._known = sqlite3.connect("")  # a file that is deleted when it is closed
+        self._known.execute("CREATE TABLE known (number INTEGER PRIMARY KEY, correct INTEGER)")
+        if settings is not None and not path.is_file():
+            write_journal(path, OnAnswer, settings, [])
+        if not path.is_file():
+            raise ConfigError(f"{path.parent} has no {path.name}; `selfverify visual judge` makes it")
+        self._store = None if settings is None else JsonlStore(path)
+        found, rows = stream_journal(path, OnAnswer)
+        if settings is not None and (changed := differences(found, settings)):
+            raise ConfigError(
+                f"{path} was written under other settings: {'; '.join(changed)}. Set them back to go on with "
+                "it, or delete it to judge anew"
+            )
+        self._know(row for _, row in rows)
+
+    def _know(self, rows: Iterable[OnAnswer]) -> None:
+        lines = ((row.index, row.right) for row in rows)
+        self._known.executemany("INSERT OR REPLACE INTO known VALUES (?, ?)", lines)
+
+    def get(self, number: int) -> tuple[bool | None] | None:
+        """Return the verdict on a prompt, in a tuple; None where it was not asked."""
+        found = self._known.execute("SELECT correct FROM known WHERE number = ?", (number,)).fetchone()
+        return found if found is None or found[0] is None else (bool(found[0]),)
+
+    def add(self, rows: Sequence[OnAnswer]) -> None:
+        """Append verdicts."""
+        assert self._store is not None
+        self._store.append(*map(asdict, rows))
+        self._know(rows)
+
+    def decide(self, about: Mapping[str, Any], trace: VisualTrace) -> str:
+        """Set whether a trace's answer is right, where rules do not say it; return why it cannot be known."""
+        if settled_by_rules(about, trace.answer):
+            return ""
+        found = self.get(number_of(judge_prompt(about, trace)))
+        if found is None:
+            return "no model has judged the answer"
+        if found[0] is None:
+            return "the model that judged the answer said neither right nor wrong"
+        trace.rewards, trace.decider = trace.rewards | {"correct": float(found[0])}, "judge"
+        return ""
+
+
+@dataclass(slots=True)
+class JudgedLooks:
+    """The outcome for a folder's traces.
+
+    Args:
+        right: How many answers are right for the model.
+        wrong: How many are wrong.
+        neither: Of how many it says neither.
+        unasked: How many could not be judged: the server failed, or they are too long.
+        by_rules: How many the task's rules settle.
+        reason: Why the first of those could not be judged.
+    """
+
+    right: int = 0
+    wrong: int = 0
+    neither: int = 0
+    unasked: int = 0
+    by_rules: int = 0
+    reason: str = ""
+
+
+def judge_answers(
+    traces: Iterable[tuple[Mapping[str, Any], VisualTrace]],
+    path: Path,
+    judge: TeacherConfig,
+    votes: int = 1,
+    on_batch: Callable[[], None] = lambda: None,
+) -> JudgedLooks:
+    """Ask a model about every answer that rules do not settle, and return the outcome.
+
+    Args:
+        traces: Traces that have an end, each with what a judge has to know (`asked_and_wanted`).
+        path: The journal of the verdicts.
+        judge: The model: a server.
+        votes: How often it is asked about each answer. More than half of the votes decide.
+        on_batch: Called after each batch.
+
+    Raises:
+        ConfigError: The judge is no server, or the verdicts were made otherwise.
+        DataError: The journal is damaged, or a problem has no question in words.
+        ServerError: The server failed on all of a batch.
+    """
+    if judge.server is None:
+        raise ConfigError("answers are judged by a model behind a server: name its server and model")
+    asked = judge.model_dump(mode="json", include={"server", "model", "max_tokens"})
+    found, verdicts = JudgedLooks(), Verdicts(path, {"judge": asked, "votes": votes})
+    left = iter(traces)
+    while batch := list(islice(left, AT_ONCE)):
+        waiting: list[tuple[int, VisualTrace]] = []
+        missing: dict[int, tuple[str, str]] = {}
+        for about, trace in batch:
+            if settled_by_rules(about, trace.answer):
+                found.by_rules += 1
+                continue
+            prompt = judge_prompt(about, trace)
+            number = number_of(prompt)
+            waiting.append((number, trace))
+            if len(prompt) <= LONGEST_ANSWER and verdicts.get(number) is None:
+                missing.setdefault(number, (trace.id, prompt))
+        made, fault = event_loop.start(_ask_all(missing, judge, votes)).result() if missing else ([], None)
+        verdicts.add(made)
+        if fault is not None and not made:
+            raise fault
+        for number, trace in waiting:
+            _count(found, verdicts.get(number), trace, fault)
+        on_batch()
+    return found
+
+
+def _count(
+    found: JudgedLooks, verdict: tuple[bool | None] | None, trace: VisualTrace, fault: SelfVerifyError | None
+) -> None:
+    if verdict is None:
+        found.unasked += 1
+        why = fault or f"question and answer are longer than {LONGEST_ANSWER:,} characters"
+        found.reason = found.reason or f"{trace.id}: {why}"
+    elif verdict[0] is None:
+        found.neither += 1
+    elif verdict[0]:
+        found.right += 1
+    else:
+        found.wrong += 1
+
+
+async def _ask_all(
+    missing: Mapping[int, tuple[str, str]], judge: TeacherConfig, votes: int
+) -> tuple[list[OnAnswer], SelfVerifyError | None]:
+    """Return the verdicts on prompts, and the first fault where some could not be asked."""
+    from selfverify.clients.openai_client import OpenAIClient, ServerConfig  # they need the extra `serve`
+
+    assert judge.server is not None
+    async with OpenAIClient(ServerConfig(judge.server, timeout_s=judge.timeout)) as client:
+        asked = (_ask(client, judge, votes, number, *one) for number, one in missing.items())
+        rows = await asyncio.gather(*asked)
+    faults = [row for row in rows if not isinstance(row, OnAnswer)]
+    return [row for row in rows if isinstance(row, OnAnswer)], faults[0] if faults else None
+
+
+async def _ask(
+    client: OpenAIClient, judge: TeacherConfig, votes: int, number: int, trace: str, prompt: str
+) -> OnAnswer | SelfVerifyError:
+    body = judge.fields | {
+        "temperature": TEMPERATURE if votes > 1 else 0.0,
+        "messages": [{"role": "user", "content": prompt}],
+    }
+    found, unclear = list[bool | None](), ""
+    try:
+        for replies in await asyncio.gather(*(client.chat({**body, "seed": seed}) for seed in range(votes))):
+            said = text_of(usable_choices(replies)[0]["message"].get("content"))
+            found.append(read_verdict(said))
+            unclear = unclear or (said[:200] if found[-1] is None else "")
+    except ServerError as error:
+        return error
+    return OnAnswer(number, trace, found, unclear)
+
+
+def read_verdict(said: str) -> bool | None:
+    """Return a judge's verdict: its only word, else that of its last line; None where it says neither.
+
+    Thoughts in a tag before it do not count.
+    """
+    text = _THOUGHTS.sub("", said).strip().upper()
+    for part in (text, text.splitlines()[-1] if text else ""):
+        words = {match[0] for match in _WORD.finditer(part)}
+        if len(words) == 1:
+            return words == {"CORRECT"}
+    return None

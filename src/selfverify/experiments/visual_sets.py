@@ -1,0 +1,259 @@
+"""Data sets of traces: those for supervised fine-tuning, and pairs for the verifier (VTS-V §4.2).
+
+They are made of a folder's journals (`visual_data`), problem by problem, so that memory does not grow with
+the number of traces.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from selfverify.core.errors import DataError
+from selfverify.core.files import write_json, written_whole
+from selfverify.evaluation.samples import IMAGES, Progress
+from selfverify.experiments.command_config import TeacherConfig
+from selfverify.experiments.visual_data import TraceIndex, read_lines
+from selfverify.experiments.visual_judge import (
+    VERDICTS,
+    JudgedLooks,
+    Verdicts,
+    judge_answers,
+    settled_by_rules,
+)
+from selfverify.rollouts.wrappers import Message
+from selfverify.visual.pairs import Balance, Pair, Pairing, problem_pairs
+from selfverify.visual.traces import Curation, Demands, VisualTrace, is_image, malformed_message, parts_of
+
+SFT, PAIRS, ABOUT = "sft.jsonl", "pairs.jsonl", "data.json"
+
+
+def read_pairs(path: Path) -> Iterator[Pair]:
+    """Yield the pairs of a file, or of the file in a folder; their images are named as seen from beside it.
+
+    Raises:
+        ConfigError: There is no such file.
+        DataError: A line is no pair, or its pair stands there twice; the message names it.
+    """
+    path = path / PAIRS if path.is_dir() else path
+    lines = dict[str, int]()
+    for number, pair in read_lines(path, Pair):
+        if why := _pair_fault(pair) or stands_twice(pair.id, number, lines):
+            raise DataError(f"{path}, line {number}: {why}")
+        yield pair
+
+
+def stands_twice(id: str, number: int, lines: dict[str, int]) -> str:
+    """Return the fault of an id that stands in a line before, since it would be learnt twice; else empty.
+
+    ``lines`` has the ids of the file's lines so far, with their numbers; this one is added to it.
+    """
+    first = lines.setdefault(id, number)
+    return "" if first == number else f"{id[:200]} stands in line {first}, too; take one of them out"
+
+
+def _pair_fault(pair: Pair) -> str:
+    """Return the fault of a pair whose fields have the right types; empty where nothing is."""
+    for name, messages in (("prompt", pair.prompt), ("chosen", pair.chosen), ("rejected", pair.rejected)):
+        if why := fault_in(messages):
+            return f"{name}: {why}"
+        if name != "prompt" and not messages[0]["role"] == messages[-1]["role"] == "assistant":
+            return f"{name}: it begins and ends with a turn of the assistant"
+    return ""
+
+
+def fault_in(messages: Sequence[Message]) -> str:
+    """Return the fault of the form of a conversation, or of a part of one; empty where nothing is."""
+    for place, message in enumerate(messages):
+        if why := malformed_message(message):
+            return f"message {place}: {why}"
+        if message["role"] == "assistant" and not isinstance(message["content"], str):
+            return f"message {place}: a turn is no text"
+    return "" if messages else "it has no messages"
+
+
+def judge_looks(
+    folder: Path, judge: TeacherConfig, votes: int = 1, progress: Progress | None = None
+) -> JudgedLooks:
+    """Ask a model about the answers of a folder's traces, right and wrong ones, that rules do not settle.
+
+    Args:
+        folder: See the module's docstring.
+        judge: The model: a server.
+        votes: How often it is asked about each answer.
+        progress: Called after each batch.
+
+    Raises:
+        ConfigError: The judge is no server, nothing was collected, or the verdicts were made otherwise.
+        DataError: A journal is damaged, or a problem has no question in words.
+        ServerError: The server fails.
+    """
+    index, done = TraceIndex(folder), 0
+
+    def ended() -> Iterator[tuple[dict[str, Any], VisualTrace]]:
+        nonlocal done
+        for source, _, row in index.rows():
+            for about, trace in index.traces_of(source, row):
+                if not trace.lost and trace.finish == "stop" and trace.turns:
+                    yield about, trace
+            done += 1
+
+    def on_batch() -> None:
+        if progress is not None:
+            progress(done, index.lines)
+
+    return judge_answers(ended(), folder / VERDICTS, judge, votes, on_batch)
+
+
+@dataclass(slots=True)
+class Sets:
+    """The outcome for a folder's traces.
+
+    Args:
+        traces: How many there were.
+        sft: How many are in ``sft.jsonl``.
+        pairs: How many pairs are in ``pairs.jsonl``.
+        sft_dropped: How many traces are not in ``sft.jsonl``, by the reason.
+        pairs_dropped: How many traces and possible pairs are not in ``pairs.jsonl``, by the reason.
+        kinds: How many pairs there are of each kind and source.
+        decided: How many pairs there are by who decided: rules, a judge, or one side each.
+        named: For each reason the first trace or problem.
+    """
+
+    traces: int = 0
+    sft: int = 0
+    pairs: int = 0
+    sft_dropped: dict[str, int] = field(default_factory=dict)
+    pairs_dropped: dict[str, int] = field(default_factory=dict)
+    kinds: dict[str, int] = field(default_factory=dict)
+    decided: dict[str, int] = field(default_factory=dict)
+    named: dict[str, str] = field(default_factory=dict)
+
+
+def make_sets(folder: Path, demands: Demands, pairing: Pairing, judged: bool = False) -> Sets:
+    """Write ``sft.jsonl``, ``pairs.jsonl`` and ``data.json`` from what was collected in a folder.
+
+    D_SFT has the right traces that were sampled or branched, D_DPO the pairs. Of the same traces the same
+    files come, so that the call may be made again at any time. Problems are read one after another.
+
+    Whether an answer is right is said by rules or by a model (`visual_judge`). Without verdicts an answer in
+    free words that rules find wrong may be right in other words, and takes no part.
+
+    Args:
+        folder: See the module's docstring.
+        demands: The demands on a trace.
+        pairing: How pairs are made.
+        judged: Whether answers in free words, right and wrong ones, are as a model has said
+            (``verdicts.jsonl``).
+
+    Raises:
+        ConfigError: Nothing was collected, or nothing was judged.
+        DataError: A journal is damaged, or no right trace is left; the message says what was dropped and why.
+    """
+    index = TraceIndex(folder)
+    verdicts = Verdicts(folder / VERDICTS) if judged else None
+    found, curation = Sets(), Curation(folder / IMAGES, demands)
+    unwanted, dropped = Counter[str](), Counter[str]()
+    balance, kinds, decided = Balance(), Counter[str](), Counter[str]()
+    with TemporaryFile(dir=folder) as spool:
+        with written_whole(folder / SFT) as partial, partial.open("wb") as sft:
+            for known in index.by_problem():
+                found.traces += len(known)
+                about = {trace.id: about for about, trace in known}
+                kept = [
+                    trace
+                    for trace in curation.take(trace for _, trace in known)
+                    if not curation.drop(trace, _undecided(about[trace.id], trace, verdicts))
+                ]
+                for trace in kept:
+                    why = _WHY_NOT.get(trace.source) or ("" if trace.correct else "their answer is wrong")
+                    if why:
+                        unwanted[why] += 1
+                    else:
+                        sft.write(_line(sft_line(trace)))
+                        found.sft += 1
+                for pair in problem_pairs(kept, pairing, dropped):
+                    balance.count(pair)
+                    spool.write(_line(pair_line(pair)))
+            found.sft_dropped = dict(index.unusable + curation.dropped + unwanted)
+            if not found.sft:
+                raise DataError(_nothing(folder, found))
+        spool.seek(0)
+        with written_whole(folder / PAIRS) as partial, partial.open("wb") as file:
+            for line in spool:
+                pair = _PAIR.validate_json(line)
+                if not pairing.match_lengths or balance.keeps(pair, dropped):
+                    file.write(line)
+                    kinds[f"{pair.kind}, {pair.source}"] += 1
+                    decided[" and ".join(dict.fromkeys((pair.chosen_by, pair.rejected_by)))] += 1
+    found.pairs, found.kinds, found.decided = kinds.total(), dict(kinds), dict(decided)
+    found.pairs_dropped = dict(curation.dropped + dropped)
+    found.named = index.named | curation.named
+    write_json(folder / ABOUT, {"demands": asdict(demands), "pairing": asdict(pairing), **asdict(found)})
+    return found
+
+
+_PAIR = TypeAdapter(Pair)
+
+
+def _undecided(about: Mapping[str, Any], trace: VisualTrace, verdicts: Verdicts | None) -> str:
+    """Return why it is not known whether a trace is right; empty where it is."""
+    if verdicts is not None:
+        return verdicts.decide(about, trace)
+    if trace.correct or settled_by_rules(about, trace.answer):
+        return ""
+    return "the answer is in free words, of which rules cannot say that they are wrong; judge them first"
+
+
+def _nothing(folder: Path, found: Sets) -> str:
+    reasons = ", ".join(f"{count} because {why}" for why, count in found.sft_dropped.items())
+    return f"{folder}: no right trace is left of {found.traces}; dropped: {reasons or 'none'}"
+
+
+_WHY_NOT = {
+    "induced": "they were induced to be wrong", "hurried": "they were told to answer at once"
+}  # fmt: skip
+"""Why traces are not imitated, by their source."""
+
+
+def sft_line(trace: VisualTrace) -> dict[str, Any]:
+    """A line of ``sft.jsonl``."""
+    return {
+        "id": trace.id,
+        "question_id": trace.problem,
+        "data_source": trace.task,
+        "category": trace.category,
+        "messages": in_folder(trace.messages),
+        "cuts": trace.cuts,
+        "steps": trace.steps,
+    }
+
+
+def pair_line(pair: Pair) -> dict[str, Any]:
+    """A line of ``pairs.jsonl``."""
+    line = asdict(pair)
+    return line | {name: in_folder(line[name]) for name in ("prompt", "chosen", "rejected")}
+
+
+def in_folder(messages: Iterable[Message]) -> list[Message]:
+    """Messages whose images are named as seen from beside the folder of images."""
+    found = []
+    for message in messages:
+        content = message["content"]
+        if not isinstance(content, str):
+            parts = parts_of(message)
+            content = [p | {"image": f"{IMAGES}/{p['image']}"} if is_image(p) else p for p in parts]
+        found.append({"role": message["role"], "content": content})
+    return found
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    """One line of JSON."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n"
