@@ -412,12 +412,16 @@ class Tool:
         """The tool as it stands in `Problem.tools`."""
         return tool_schema(self.name, inspect.getdoc(self.function) or "", self._arguments)
 
-    def check(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """The arguments as the method takes them, or what is wrong with them; types are not converted."""
+    def fitted(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as the method takes them; types are not converted.
+
+        Raises:
+            ToolError: They do not fit.
+        """
         try:
-            return self._arguments.validate_json(json.dumps(arguments)), ""
+            return self._arguments.validate_json(json.dumps(dict(arguments)))
         except ValidationError as error:
-            return {}, misfit(self.name, error)
+            raise ToolError(misfit(self.name, error)) from None
 
 
 def tool_schema(name: str, described: str, arguments: TypeAdapter[Any]) -> dict[str, Any]:
@@ -460,10 +464,7 @@ def chosen_tool(
     """
     if (tool := tools.get(name)) is None:
         raise ToolError(f"there is no tool {short_name(name)}; there are {', '.join(tools)}")
-    fitted, fault = tool.check(dict(arguments))
-    if fault:
-        raise ToolError(fault)
-    return tool, fitted
+    return tool, tool.fitted(arguments)
 
 
 def _place(parts: tuple[int | str, ...]) -> str:
