@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -213,6 +213,7 @@ class ResumableBatches(Generic[Row]):
         total: The number of problems; their indices are 0 to ``total`` - 1.
         batch: The number of problems that one process works on at once.
         progress: Called by the first process after each batch.
+        new_names: See `open_journal`.
         brief: What is kept in memory of a row; by default the row itself.
 
     Raises:
@@ -228,6 +229,7 @@ class ResumableBatches(Generic[Row]):
         total: int,
         batch: int,
         progress: Progress | None = None,
+        new_names: Collection[str] = (),
         brief: Callable[[Row], Any] = lambda row: row,
     ) -> None:
         self.total, self.batch, self.progress, self.brief = total, batch, progress, brief
@@ -236,7 +238,7 @@ class ResumableBatches(Generic[Row]):
         def open_() -> dict[int, Any]:
             if path is None:
                 return {}
-            self._journal, rows = open_journal(path, row, settings, brief)
+            self._journal, rows = open_journal(path, row, settings, new_names, brief)
             return rows
 
         self.rows: dict[int, Any] = ranks.on_first(open_)
