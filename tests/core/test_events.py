@@ -1,16 +1,15 @@
-"""What a run writes down besides its numbers, how it is told, and when a machine is busy."""
+"""What a run writes down besides its numbers, and how it is told."""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 from pathlib import Path
 
 import pytest
 
 from selfverify.core.errors import DataError
-from selfverify.core.events import EventLog, busy, note, read_events, story
+from selfverify.core.events import EventLog, note, read_events, story
 
 logger = logging.getLogger("selfverify.somewhere")
 
@@ -112,13 +111,4 @@ def test_a_corrupt_line_hides_no_other(
     log.append("finished")
     assert names(log.path) == ["started", "finished"]
     [warning] = [record.getMessage() for record in caplog.records]
-    assert warning.startswith(f"{log.path}, line 2: ") and warning.endswith("; left out")
-
-
-@pytest.mark.parametrize(("load", "told"), [(0.0, False), (4.9, False), (5.1, True)])
-def test_busy_is_a_quarter_above_the_cores(load: float, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 99.0, 99.0))
-    assert bool(busy()) is told
-    if told:
-        assert "5.1 threads" in busy() and "4 cores" in busy()
+    assert warning.startswith(f"left out: {log.path}, line 2: ")

@@ -135,7 +135,6 @@ def check(steps: int, kills: int, folder: Path) -> list[str]:
     assert (last["step"], last["problems/skipped"]) == (steps, 2)
 
     calm, events = (Counter(e["event"] for e in read_events(f / "events.jsonl")) for f in (whole, broken))
-    calm.pop("machine_busy", None)  # a fact about the machine
     assert set(calm) == {"started", "finished", "problem_skipped", "unjudged"}
     assert events["resumed"] + events["started"] == kills + 1 and events["finished"] == 1
     assert events["worker_restarted"] == events["call_retried"] >= 1

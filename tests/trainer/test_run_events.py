@@ -120,15 +120,6 @@ def test_a_credit_with_kl_needs_a_reference(tiny_folder: Path, tmp_path: Path) -
         train(tiny_folder, tmp_path, DigitsPick(), Asks(ADPOConfig(kl=0)))
 
 
-def test_a_busy_machine_is_named_once(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.getloadavg", lambda: (1e3, 0.0, 0.0))
-    train(tiny_folder, tmp_path, DigitsPick(), ADPO(), 3)
-    [event] = [e for e in read_events(tmp_path / "events.jsonl") if e["event"] == "machine_busy"]
-    assert event["step"] == 1 and "1000.0 threads" in event["message"]
-
-
 # --- two turns ----------------------------------------------------------------------------------------------
 
 

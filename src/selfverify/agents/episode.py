@@ -231,7 +231,7 @@ class AgentEpisode(Episode):
         assert self._session is not None
         if self._session.over:
             return self._refused(f"the task is over, nothing can be done any more; call {SUBMIT}")
-        return self._act(Call(call.name, call.arguments))
+        return self._act(call)
 
     def result(self) -> EpisodeResult:
         """Return the rewards, after the judges' votes."""
@@ -291,7 +291,7 @@ class AgentEpisode(Episode):
             self._look(last)
         return self._shown(seen, self.settings.role)
 
-    def _submit(self, arguments: dict[str, Any]) -> Observation:
+    def _submit(self, arguments: Mapping[str, Any]) -> Observation:
         evidence = self.settings.evidence
         message, chosen, fault = read_submission(arguments, self.worked.seen, evidence)
         self.worked.message, self.worked.chosen = message, chosen

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -176,8 +175,6 @@ def story(events: Sequence[dict[str, Any]], named: int = 10) -> list[str]:
     if skipped:
         lines.append(f"{len(skipped)} {'problem' if len(skipped) == 1 else 'problems'} skipped")
         lines += _some(skipped, named)
-    # A resumed run says it again.
-    lines += [str(event.get("message")) for event in events if event["event"] == "machine_busy"][:1]
     return lines
 
 
@@ -189,23 +186,3 @@ def _some(named: dict[str, str], most: int) -> list[str]:
 
 def _when(event: dict[str, Any]) -> str:
     return str(event.get("time", ""))[:19].replace("T", " ") + " UTC"
-
-
-SPARE = 1.25
-"""A run's own threads may keep all cores busy; this much more is taken for other programs."""
-
-
-def busy() -> str:
-    """Say in a sentence that more threads want to run than there are cores; empty where they do not.
-
-    All programs on the machine count. The load is the system's average over the last minute. Windows has
-    none, and is never busy here.
-    """
-    cores = os.cpu_count() or 1
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if load <= SPARE * cores:
-        return ""
-    return (
-        f"the machine is busy: on average {load:.1f} threads wanted to run in the last minute, and it has "
-        f"{cores} cores; other programs slow this run down"
-    )

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from selfverify.core import ranks
 from selfverify.core.errors import ConfigError, DataError, HungError, SelfVerifyError
-from selfverify.core.events import EVENTS_FILE, EventLog, busy, note
+from selfverify.core.events import EVENTS_FILE, EventLog, note
 from selfverify.core.files import differences, make_folder
 from selfverify.core.trajectory import valid_trajectories
 from selfverify.methods.base import Training
@@ -147,7 +147,7 @@ class Trainer:
         self.updates_skipped: dict[str, int] = {}
         """How many updates in a row were skipped up to now, by channel; "" where all step jointly."""
         self.best: float | None = None
-        self._told_busy, self._settled = False, False
+        self._settled = False
         trackers = self.config.log.trackers
         check_trackers(trackers)
         self.accelerator = make_accelerator(self.policy, log_with=trackers or None, project_dir=str(folder))
@@ -249,10 +249,6 @@ class Trainer:
         """Evaluate if it is time to, and write down what a step has come to."""
         log, training = self.config.log, self.training
         self.events.step = self.step
-        # Said once: a run that is slow shall say why.
-        if not self._told_busy and ranks.index() == 0 and (told := busy()):
-            self._told_busy = True
-            note(logger, "machine_busy", told)
         evaluated: Metrics = {}
         hung: HungError | None = None
         if training.evaluate and log.evaluate_every and self.step % log.evaluate_every == 0:
