@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 import transfer_queue
 
+from selfverify.integrations.verl import shared_engine
 from selfverify.integrations.verl.streams import FIELD, optimiser_batches
 from selfverify.integrations.verl.trainer import SelfVerifyMixin
 
@@ -29,3 +30,13 @@ def record(self, batch, metrics):
 
 
 SelfVerifyMixin._compute_advantage = record
+
+if "VERL_ENGINE_VENDOR" in os.environ:
+    pack = shared_engine.pack
+
+    def note(groups, prompts, *given):
+        said = f"{len(groups)} prompts for {len(prompts)} rows"
+        (Path(os.environ["SELFVERIFY_RECORD"]) / "packed").write_text(said)
+        return pack(groups, prompts, *given)
+
+    shared_engine.pack = note

@@ -49,9 +49,9 @@ LEARNER = {"steps": 2, "groups_per_step": 4, "loss": {"importance_cap": None}}
 OPTIM = {"learning_rate": 1e-4, "schedule": "linear", "weight_decay": 0.01}
 
 
-def recipe_of(folder, ranks=1, prompt=256, response=None, learner=None, mode="sync", **more):
+def recipe_of(folder, ranks=1, prompt=256, response=None, learner=None, mode="sync", shared=False, **more):
     engine = {"gpus_per_node": ranks, "prompt_tokens": prompt, "response_tokens": response, "options": ENGINE}
-    engine["mode"] = mode
+    engine |= {"mode": mode, "shared_prefix": shared}
     learner = LEARNER | {"optim": OPTIM} | (learner or {})
     evaluation = {"problems": 3, "samples": 2} | more.pop("evaluation", {})
     return Recipe.model_validate(
@@ -129,15 +129,17 @@ def compare(policy, folder, recipe, most=5e-5):
 
 @pytest.mark.slow
 def test_adpo_with_images(tmp_path):
-    """A single answer; the second step feels the reference's pull, at half of the first one's rate."""
+    """A single answer; the second step feels the reference's pull, at half of the first one's rate. Prompts
+    are forwarded once for a group."""
     adpo = {"name": "adpo", "kl": 0.2, "score_kl": 0.02, "verification_credit": "concordance"}
     recipe = recipe_of(
         tmp_path, policy={"path": "builtin:digits"}, task={"name": "digits-pick"}, method=adpo,
         sampling={"group_size": 4, "max_new_tokens": 48, "top_p": 1.0},
-        learner={"loss": {"denominator": "channel", "importance_cap": None}},
+        learner={"loss": {"denominator": "channel", "importance_cap": None}}, shared=True,
     )  # fmt: skip
     figures, records = run_verl(tmp_path, recipe)
     first, second = figures[1], figures[2]
+    assert (tmp_path / "packed").read_text() == "4 prompts for 16 rows"
     assert first["actor/selfverify_kl_loss"] == 0.0 < second["actor/selfverify_kl_loss"]
     assert first["selfverify/accuracy"] == first["critic/score/mean"]
     assert first["training/rollout_probs_diff_max"] < 1e-4, "verl's own log-probs are those of the sampler"
