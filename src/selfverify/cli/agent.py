@@ -7,7 +7,6 @@ in the terminal: each turn as it comes, and what was made of the whole.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,8 +21,7 @@ from selfverify.cli.options import (
     announced,
     bar,
     harmless,
-    print_json,
-    say,
+    print_outcome,
     settings_as_options,
 )
 from selfverify.connectors.pool import EnvironmentServerConfig
@@ -82,15 +80,9 @@ def collect(
     with bar("problems", hidden=as_json) as progress:
         amount = (settings.problems, settings.samples)
         done = run(loaded, settings.teacher, settings.output, *amount, settings.keep, progress)
-    if as_json:
-        print_json(asdict(done), indent=None)
-        return
-    typer.echo(
-        f"{done.conversations} conversations, {done.correct} of them right; {done.written} written: "
-        f"{settings.output}"
-    )
-    if done.lost:
-        say(f"{done.lost} were lost; the first one: {done.reason}", "yellow")
+    held = f"{done.conversations} conversations, {done.correct} of them right"
+    lost = f"{done.lost} were lost; the first one: {done.reason}" if done.lost else ""
+    print_outcome(done, as_json, f"{held}; {done.written} written: {settings.output}", lost)
 
 
 class ReanswerConfig(CommandConfig):
@@ -127,12 +119,9 @@ def reanswer(
     with bar("turns", hidden=as_json) as progress:
         amount = settings.output, settings.sample, settings.seed
         written, lost, reason = run(source, settings.teacher, *amount, progress)
-    if as_json:
-        print_json({"written": written, "lost": lost, "reason": reason}, indent=None)
-        return
-    typer.echo(f"{written} turns: {settings.output}")
-    if lost:
-        say(f"{lost} turns have no answer; the first one: {reason}", "yellow")
+    done = {"written": written, "lost": lost, "reason": reason}
+    without = f"{lost} turns have no answer; the first one: {reason}" if lost else ""
+    print_outcome(done, as_json, f"{written} turns: {settings.output}", without)
 
 
 app = typer.Typer(

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, cast, get_args
 import typer
 from pydantic import Field
 
-from selfverify.cli.options import Json, Overrides, bar, print_json, say, settings_as_options
+from selfverify.cli.options import Json, Overrides, bar, print_json, print_outcome, settings_as_options
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.command_config import CheckConfig
@@ -180,13 +180,10 @@ def export(
     portion = Portion(settings.problems, settings.limit, tuple(settings.only))
     with bar("trajectories", hidden=as_json) as progress:
         done = export_atif(source, output, portion, settings.rollouts, progress)
-    if as_json:
-        print_json(asdict(done), indent=None)
-        return
-    typer.echo(f"{done.trajectories} trajectories ({done.new} new), {done.images} images: {output}")
-    if done.unknown:
-        problem, reason = next(iter(done.unknown.items()))
-        say(f"{len(done.unknown)} problems are without their questions; {problem}: {reason}", "yellow")
+    text = f"{done.trajectories} trajectories ({done.new} new), {done.images} images: {output}"
+    first = next((f"; {problem}: {reason}" for problem, reason in done.unknown.items()), "")
+    without = f"{len(done.unknown)} problems are without their questions{first}" if first else ""
+    print_outcome(done, as_json, text, without)
 
 
 def _export_conversations(source: Path, output: Path, settings: ExportConfig, as_json: bool) -> None:
@@ -197,12 +194,8 @@ def _export_conversations(source: Path, output: Path, settings: ExportConfig, as
     if settings.rollouts or settings.only:
         raise ConfigError("--format verl exports stored samples: --rollouts and --only do not go with it")
     done = export_conversations(find_store(source), output, settings.keep, settings.problems, settings.limit)
-    if as_json:
-        print_json(asdict(done), indent=None)
-        return
-    typer.echo(f"{done.conversations} conversations: {output}")
-    for reason, count in done.left_out.items():
-        say(f"{count} samples are left out: {reason}", "yellow")
+    left = (f"{count} samples are left out: {reason}" for reason, count in done.left_out.items())
+    print_outcome(done, as_json, f"{done.conversations} conversations: {output}", "\n".join(left))
 
 
 def _export_looks(source: Path, output: Path, settings: ExportConfig, as_json: bool) -> None:
@@ -214,7 +207,5 @@ def _export_looks(source: Path, output: Path, settings: ExportConfig, as_json: b
             f"--format {settings.format} exports all traces and pairs; other options do not go with it"
         )
     traces, pairs, images = export_looks(source, output, cast(LooksFormat, settings.format))
-    if as_json:
-        print_json({"traces": traces, "pairs": pairs, "images": images}, indent=None)
-        return
-    typer.echo(f"{traces} traces, {pairs} pairs, {images} images: {output}")
+    done = {"traces": traces, "pairs": pairs, "images": images}
+    print_outcome(done, as_json, f"{traces} traces, {pairs} pairs, {images} images: {output}")

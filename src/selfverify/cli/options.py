@@ -21,6 +21,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_origin
@@ -300,6 +301,17 @@ def announced(host: str, what: str, path: str = "") -> Callable[[int], None]:
 def print_json(data: Any, indent: int | None = 2) -> None:
     """Print data as JSON. A value that JSON does not know, such as a path, is written as a text."""
     typer.echo(json.dumps(data, indent=indent, ensure_ascii=False, default=str))
+
+
+def print_outcome(done: Any, as_json: bool, text: str, warning: str = "") -> None:
+    """Print what came of a command: its data in one line of JSON, or a text, and a warning where there is
+    one."""
+    if as_json:
+        print_json(done if isinstance(done, dict) else asdict(done), indent=None)
+        return
+    typer.echo(text)
+    if warning:
+        say(warning, "yellow")
 
 
 def figure(value: Any, digits: str = ".4g") -> Text:

@@ -21,6 +21,7 @@ from selfverify.cli.options import (
     bar,
     figure,
     print_json,
+    print_outcome,
     print_table,
     say,
     settings_as_options,
@@ -452,15 +453,9 @@ def judge(
 
     with bar("conversations", hidden=as_json) as progress:
         done = judge_looks(folder, settings, votes, progress)
-    if as_json:
-        print_json(asdict(done), indent=None)
-        return
-    typer.echo(
-        f"{done.right} right, {done.wrong} wrong, {done.neither} without a verdict; rules settle "
-        f"{done.by_rules}"
-    )
-    if done.unasked:
-        say(f"{done.unasked} could not be judged; the first: {done.reason}", "yellow")
+    judged = f"{done.right} right, {done.wrong} wrong, {done.neither} without a verdict"
+    unasked = f"{done.unasked} could not be judged; the first: {done.reason}" if done.unasked else ""
+    print_outcome(done, as_json, f"{judged}; rules settle {done.by_rules}", unasked)
 
 
 class SetsConfig(CommandConfig):
@@ -583,13 +578,9 @@ app.command()(compare)
 
 
 def _tell_collected(done: Any, folder: Path, as_json: bool) -> None:
-    if as_json:
-        print_json(asdict(done), indent=None)
-        return
-    typer.echo(f"{done.traces} traces, {done.correct} of them right: {folder}")
-    if done.reason:
-        lost = f"{done.lost} broke off, {done.unusable} problems could not be made"
-        say(f"{lost}; the first reason: {done.reason}", "yellow")
+    lost = f"{done.lost} broke off, {done.unusable} problems could not be made"
+    lost = f"{lost}; the first reason: {done.reason}" if done.reason else ""
+    print_outcome(done, as_json, f"{done.traces} traces, {done.correct} of them right: {folder}", lost)
 
 
 def _tell_sets(done: dict[str, Any], folder: Path) -> None:
