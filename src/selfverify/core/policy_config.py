@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePath
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from selfverify.core.config import Config
+from selfverify.core.config import Config, PathText
 
 MODEL_FILES = ("config.json", "adapter_config.json")
 """The file that marks a saved model: a whole model has the first, an adapter to another model the second."""
@@ -62,7 +62,7 @@ def is_served(path: str) -> bool:
 class PolicyConfig(Config):
     """The model that answers and judges, and how it is held in memory."""
 
-    path: str = Field(
+    path: PathText = Field(
         "builtin:digits",
         description="A model that ships with the package (`builtin:NAME`), a folder written by "
         "`save_pretrained`, a GGUF file, or a model id of the Hugging Face Hub (`org/name`). "
@@ -145,11 +145,6 @@ class PolicyConfig(Config):
         description="What the model's chat template may be told besides messages and tools, such as "
         "`{enable_thinking: false}` (Qwen3).",
     )
-
-    @field_validator("path", mode="before")
-    @classmethod
-    def _as_text(cls, value: Any) -> Any:
-        return str(value) if isinstance(value, PurePath) else value
 
     @model_validator(mode="after")
     def _check(self) -> PolicyConfig:
