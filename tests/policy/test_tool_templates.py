@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from tests.policy.conftest import noise_image
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from selfverify.core.episode import Observation, PolicyTurn
+from selfverify.core.episode import Call, Observation, PolicyTurn
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.problem import Problem
@@ -19,7 +19,7 @@ from selfverify.policy.chat import LONGEST, read_message
 from selfverify.policy.observation_encoding import ReplyEncoder, without_written_end
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import user_turn
-from selfverify.tasks.tool_calls import ToolCall, read_calls
+from selfverify.tasks.tool_calls import read_calls
 
 TOOLS = [
     {
@@ -182,7 +182,7 @@ def test_calls_of_each_family_are_read(family: str) -> None:
     if FAMILIES[family] == "own":  # its tokenizer brings a response template; without it the policy is told
         assert "the tokenizer's response template" in read.error
     else:
-        assert read.calls == [ToolCall("zoom", {"factor": 2})]
+        assert read.calls == [Call("zoom", {"factor": 2})]
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfverify.core.episode import PolicyTurn
+from selfverify.core.episode import Call, PolicyTurn
 from selfverify.core.trajectory import Finish
-from selfverify.tasks.tool_calls import ToolCall
 from selfverify.visual.calls import VisualCall, read_look_call
 
 
@@ -17,7 +16,7 @@ def read(text: str, finish: Finish = Finish.STOP, questions: int = 1) -> VisualC
     return read_look_call(PolicyTurn(text, [], finish, 0), (), questions)
 
 
-CROP = ToolCall("crop", {"image_index": 1, "bounding_box": [1, 2, 3, 4]})
+CROP = Call("crop", {"image_index": 1, "bounding_box": [1, 2, 3, 4]})
 BODY = '{"name": "crop", "arguments": {"image_index": 1, "bounding_box": [1, 2, 3, 4]}}'
 ACTION = '"action": {"image_index": 1, "bounding_box": [1, 2, 3, 4]}}'
 VTS = '{"thought": "The \\"sign\\".", "action_name": "crop", ' + ACTION
@@ -70,7 +69,7 @@ def test_arguments_of_other_models() -> None:
     deep = '{"name": "image_zoom_in_tool", "arguments": {"bbox_2d": [1, 2, 3, 4], "label": "a"}}'
     pixel = '{"name": "crop_image_normalized", "arguments": {"bbox_2d": [1, 2, 3, 4], "target_image": 2}}'
     for text, name, number in ((deep, "image_zoom_in_tool", 1), (pixel, "crop_image_normalized", 2)):
-        assert read(text).call == ToolCall(name, {"image_index": number, "bounding_box": [1, 2, 3, 4]})
+        assert read(text).call == Call(name, {"image_index": number, "bounding_box": [1, 2, 3, 4]})
 
 
 def test_qwen3_vl_counts_from_0() -> None:

@@ -27,6 +27,7 @@ from PIL import Image
 from selfverify.connectors.openenv import RemoteSession, base_url, read_object
 from selfverify.core.episode import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
+from selfverify.tasks.tool_calls import ToolError
 from selfverify_android_world.actions import ACTIONS
 
 
@@ -119,9 +120,10 @@ class AndroidWorld(RemoteSession):
             return StepResult(
                 self._round, error=f"there is no {call.name[:40]}; there are {', '.join(ACTIONS)}"
             )
-        arguments, fault = tool.check(dict(call.arguments))
-        if fault:
-            return StepResult(self._round, error=fault)
+        try:
+            arguments = tool.fitted(call.arguments)
+        except ToolError as error:
+            return StepResult(self._round, error=str(error))
         if call.name == "status":
             self._over = True
             return StepResult(

@@ -224,14 +224,14 @@ class AgentEpisode(Episode):
         [call] = read.calls
         self.worked.turns[said.turn]["call"] = {"name": call.name, "arguments": call.arguments}
         if call.name == SUBMIT:
-            return self._submit(call.arguments)
+            return self._submit({**call.arguments})
         names = [tool["function"]["name"] for tool in self.problem.tools]
         if call.name not in names:
             return self._refused(f"there is no tool {short_name(call.name)}; there are {', '.join(names)}")
         assert self._session is not None
         if self._session.over:
             return self._refused(f"the task is over, nothing can be done any more; call {SUBMIT}")
-        return self._act(Call(call.name, call.arguments))
+        return self._act(call)
 
     def result(self) -> EpisodeResult:
         """Return the rewards, after the judges' votes."""

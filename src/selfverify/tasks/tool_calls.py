@@ -93,14 +93,6 @@ _LIKE_A_CALL = re.compile(r'\[?\s*\{\s*"name"\s*:')
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call of a tool: its name, and its arguments as JSON values."""
-
-    name: str
-    arguments: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class ToolCalls:
     """The calls of one message: none, one, several, or an error.
 
@@ -111,7 +103,7 @@ class ToolCalls:
             the tokenizer's own response template has read the message.
     """
 
-    calls: list[ToolCall] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     error: str = ""
     start: int | None = None
 
@@ -153,7 +145,7 @@ def read_calls(said: PolicyTurn, tools: Sequence[Mapping[str, Any]] = ()) -> Too
     return replace(found, calls=[_with_integers(call, tools) for call in found.calls])
 
 
-def _of_message(message: Mapping[str, Any]) -> list[ToolCall]:
+def _of_message(message: Mapping[str, Any]) -> list[Call]:
     """The calls of a message that transformers has read; its arguments may hold what strict JSON refuses."""
     if "error" in message:
         raise _Broken(str(message["error"]))
@@ -179,7 +171,7 @@ def _of_text(text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCalls:
     # Without tools nothing is named: the pattern matches nowhere.
     named = re.compile(rf'"name"\s*:\s*"(?:{"|".join(map(re.escape, names)) or "(?!)"})"')
     last = max((match.start() for match in named.finditer(text, begin)), default=-1)
-    calls: list[ToolCall] = []
+    calls: list[Call] = []
     start = None
     while (mark := _MARK.search(text, position)) is not None:
         position, at = mark.end(), mark.start()
@@ -224,7 +216,7 @@ def _of_text(text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCalls:
     return ToolCalls(calls, start=start)
 
 
-def _tagged(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, int]:
+def _tagged(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> tuple[Call, int]:
     """The call whose content begins at ``start``, and where the text goes on behind ``</tool_call>``."""
     if text.startswith("<tool_call>", start):
         raise _Broken("<tool_call> stands inside a tool call")
@@ -241,7 +233,7 @@ def _tagged(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> tuple[
     return call, end + len("</tool_call>")
 
 
-def _function(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, int]:
+def _function(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> tuple[Call, int]:
     """A call in Qwen3-Coder's form whose name begins at ``start``, and where ``</function>`` ends."""
     name, position = _label(text, start, "<function=")
     kinds = _parameters(tools, name)
@@ -249,7 +241,7 @@ def _function(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> tupl
     while True:
         position = _skip(text, position)
         if text.startswith("</function>", position):
-            return ToolCall(name, arguments), position + len("</function>")
+            return Call(name, arguments), position + len("</function>")
         if not text.startswith("<parameter=", position):
             raise _Broken("neither <parameter=...> nor </function> follows")
         key, position = _label(text, position + len("<parameter="), "<parameter=")
@@ -303,7 +295,7 @@ def _value(text: str, schema: Any) -> Any:
         return text
 
 
-def _calls_of(value: Any, names: Sequence[str], whole: bool) -> list[ToolCall]:
+def _calls_of(value: Any, names: Sequence[str], whole: bool) -> list[Call]:
     """The calls that a JSON value is; none where it is an answer in JSON.
 
     Args:
@@ -323,7 +315,7 @@ def _calls_of(value: Any, names: Sequence[str], whole: bool) -> list[ToolCall]:
     return [_call(call) for call in calls]
 
 
-def _call(value: Any) -> ToolCall:
+def _call(value: Any) -> Call:
     """The call that a JSON value is; servers write it into ``function``."""
     value = value.get("function", value) if isinstance(value, dict) else value
     if not isinstance(value, dict):
@@ -339,10 +331,10 @@ def _call(value: Any) -> ToolCall:
         raise _Broken(f"it has an unknown key {short_name(min(extra))}")
     if len(given) > 1:
         raise _Broken("it has arguments and parameters")
-    return ToolCall(value["name"], arguments)
+    return Call(value["name"], arguments)
 
 
-def _with_integers(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> ToolCall:
+def _with_integers(call: Call, tools: Sequence[Mapping[str, Any]]) -> Call:
     """Return a call in which texts and numbers such as 3.0 are integers where the schema says integer."""
     kinds = _parameters(tools, call.name)
     arguments = dict(call.arguments)
@@ -353,7 +345,7 @@ def _with_integers(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> ToolCa
             whole, value = True, float(value)
         if whole and isinstance(schema, dict) and schema.get("type") == "integer":
             arguments[key] = int(value)
-    return ToolCall(call.name, arguments)
+    return Call(call.name, arguments)
 
 
 def short_name(name: str) -> str:
@@ -412,12 +404,16 @@ class Tool:
         """The tool as it stands in `Problem.tools`."""
         return tool_schema(self.name, inspect.getdoc(self.function) or "", self._arguments)
 
-    def check(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """The arguments as the method takes them, or what is wrong with them; types are not converted."""
+    def fitted(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as the method takes them; types are not converted.
+
+        Raises:
+            ToolError: They do not fit.
+        """
         try:
-            return self._arguments.validate_json(json.dumps(arguments)), ""
+            return self._arguments.validate_json(json.dumps(dict(arguments)))
         except ValidationError as error:
-            return {}, misfit(self.name, error)
+            raise ToolError(misfit(self.name, error)) from None
 
 
 def tool_schema(name: str, described: str, arguments: TypeAdapter[Any]) -> dict[str, Any]:
@@ -460,10 +456,7 @@ def chosen_tool(
     """
     if (tool := tools.get(name)) is None:
         raise ToolError(f"there is no tool {short_name(name)}; there are {', '.join(tools)}")
-    fitted, fault = tool.check(dict(arguments))
-    if fault:
-        raise ToolError(fault)
-    return tool, fitted
+    return tool, tool.fitted(arguments)
 
 
 def _place(parts: tuple[int | str, ...]) -> str:

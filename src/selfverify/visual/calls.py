@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from selfverify.core.episode import PolicyTurn
+from selfverify.core.episode import Call, PolicyTurn
 from selfverify.core.trajectory import Finish
-from selfverify.tasks.tool_calls import ToolCall, json_at, read_calls
+from selfverify.tasks.tool_calls import json_at, read_calls
 
 _VTS = re.compile(r'\{\s*"(?:thought|action_name|action)"\s*:')
 _TAG = re.compile(r"<think>|<tool_call>")
@@ -45,7 +45,7 @@ class VisualCall:
         action_start: The character at which the plan (the paper's t_h) ends and the action (a_h) begins.
     """
 
-    call: ToolCall | None = None
+    call: Call | None = None
     error: str = ""
     action_start: int = 0
 
@@ -97,7 +97,7 @@ def read_look_call(
     if said.finish != Finish.STOP:
         return VisualCall(error="the call was cut off", action_start=start)
     try:
-        return VisualCall(ToolCall(call.name, _renamed(call.arguments, questions)), action_start=start)
+        return VisualCall(Call(call.name, _renamed(call.arguments, questions)), action_start=start)
     except _BrokenLook as error:
         return VisualCall(error=f"the call cannot be read: {error}", action_start=start)
 
@@ -118,7 +118,7 @@ def _attempted(text: str, names: Collection[str], by_template: bool) -> str:
     return f"this looks like a call, and it cannot be read; a call is strict JSON, {form}"
 
 
-def _in_other_forms(text: str, questions: int) -> tuple[ToolCall, int] | None:
+def _in_other_forms(text: str, questions: int) -> tuple[Call, int] | None:
     """The call in a form that `read_calls` does not know, and where the action begins; None without one."""
     thought = text.find("</think>")
     begin = 0 if thought < 0 else thought + len("</think>")
@@ -129,13 +129,13 @@ def _in_other_forms(text: str, questions: int) -> tuple[ToolCall, int] | None:
         return None
     if (terse := _TERSE.fullmatch(text, begin)) is not None:
         image, *box = (int(number) for number in terse.groups()[1:])
-        return ToolCall(terse[1], {"image_index": image, "bounding_box": box}), begin
+        return Call(terse[1], {"image_index": image, "bounding_box": box}), begin
     if (start := text.find(_GROUNDING, begin)) >= 0:
         return _grounding(text, start, questions), start
     return None
 
 
-def _vts(text: str, start: int) -> tuple[ToolCall, int]:
+def _vts(text: str, start: int) -> tuple[Call, int]:
     """The call whose object begins at ``start``; the action begins behind the thought."""
     value, end = json_at(text, start)
     if _VTS.search(text, end):
@@ -151,10 +151,10 @@ def _vts(text: str, start: int) -> tuple[ToolCall, int]:
         raise _BrokenLook("its thought is no text")
     first = THOUGHT.match(text, start)
     action = start if first is None else json_at(text, first.end())[1]
-    return ToolCall(value["action_name"], arguments), action
+    return Call(value["action_name"], arguments), action
 
 
-def _grounding(text: str, start: int, questions: int) -> ToolCall:
+def _grounding(text: str, start: int, questions: int) -> Call:
     """Mini-o3's call whose tag begins at ``start``."""
     value, end = json_at(text, start + len(_GROUNDING))
     if not text[end:].lstrip().startswith(_GROUNDED):
@@ -167,7 +167,7 @@ def _grounding(text: str, start: int, questions: int) -> ToolCall:
     if source is None:
         raise _BrokenLook("its source is neither original_image nor observation_ with a number")
     number = 1 if source.group(1) is None else questions + int(source.group(1))
-    return ToolCall("crop", {"image_index": number, "bounding_box": value["bbox_2d"]})
+    return Call("crop", {"image_index": number, "bounding_box": value["bbox_2d"]})
 
 
 def _renamed(arguments: Mapping[str, Any], questions: int) -> dict[str, Any]:

@@ -394,7 +394,7 @@ class VisualEpisode(SingleTurn):
         """The observation o_h: parts of a message, and images."""
         try:
             if read.call is not None:
-                step.tool, step.arguments = read.call.name, read.call.arguments
+                step.tool, step.arguments = read.call.name, {**read.call.arguments}
             if read.error:
                 raise ToolError(read.error)
             if read.call is None or self._terminates(read):
