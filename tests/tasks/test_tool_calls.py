@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from selfverify.core.episode import Call, PolicyTurn
 from selfverify.core.trajectory import Finish
-from selfverify.tasks.tool_calls import CallForm, ToolCall, ToolCalls, read_calls, written_call
+from selfverify.tasks.tool_calls import CallForm, ToolCalls, read_calls, written_call
 
 PARAMETERS = {
     "type": "object",
@@ -33,7 +33,7 @@ def tagged(*contents: str) -> str:
     return "\n".join(f"<tool_call>\n{content}\n</tool_call>" for content in contents)
 
 
-BOXED = ToolCall("zoom", {"box": [1, 2]})
+BOXED = Call("zoom", {"box": [1, 2]})
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,12 @@ BOXED = ToolCall("zoom", {"box": [1, 2]})
         ("<think>2 and 3</think><answer>5</answer>", []),
         (tagged(ZOOM), [BOXED]),
         (f"I look closer.\n{tagged(ZOOM)}\n", [BOXED]),
-        (tagged(ZOOM, '{"name": "back", "arguments": {}}'), [BOXED, ToolCall("back", {})]),
+        (tagged(ZOOM, '{"name": "back", "arguments": {}}'), [BOXED, Call("back", {})]),
         (tagged(ZOOM, ZOOM), [BOXED, BOXED]),
-        (tagged(CODER), [ToolCall("zoom", {"box": [1, 2], "label": "7"})]),
+        (tagged(CODER), [Call("zoom", {"box": [1, 2], "label": "7"})]),
         # No such tool, and a value that is no JSON: text, which the schema's check will judge.
-        (tagged("<function=x><parameter=a>1</parameter></function>"), [ToolCall("x", {"a": "1"})]),
-        (tagged(CODER.replace("2]", "")), [ToolCall("zoom", {"box": "[1, ", "label": "7"})]),
+        (tagged("<function=x><parameter=a>1</parameter></function>"), [Call("x", {"a": "1"})]),
+        (tagged(CODER.replace("2]", "")), [Call("zoom", {"box": "[1, ", "label": "7"})]),
         (ZOOM, [BOXED]),
         (f" [{ZOOM}, {ZOOM}]\n", [BOXED, BOXED]),
         (f"```json\n{ZOOM}\n```", [BOXED]),
@@ -61,17 +61,17 @@ BOXED = ToolCall("zoom", {"box": [1, 2]})
         (f"I look closer: [{ZOOM}, {ZOOM}] {{so}}", [BOXED, BOXED]),
         (f"I look closer.\n```json\n{ZOOM}\n```\nSo.", [BOXED]),
         (f"As ```json\n{{}}\n``` says.\n```tool_code\n{ZOOM}\n```", [BOXED]),
-        ('Unknown.\n```\n{"name": "x", "arguments": {}}\n```', [ToolCall("x", {})]),
-        (CODER, [ToolCall("zoom", {"box": [1, 2], "label": "7"})]),
-        (f"I look closer.\n{CODER}\n</s>", [ToolCall("zoom", {"box": [1, 2], "label": "7"})]),
+        ('Unknown.\n```\n{"name": "x", "arguments": {}}\n```', [Call("x", {})]),
+        (CODER, [Call("zoom", {"box": [1, 2], "label": "7"})]),
+        (f"I look closer.\n{CODER}\n</s>", [Call("zoom", {"box": [1, 2], "label": "7"})]),
         (f'Look: {{"type": "function", "function": {ZOOM}}}', [BOXED]),
         ('Look: {"arguments": {"box": [1, 2]}, "name": "zoom"}', [BOXED]),
-        ('Look: {"id": "a", "name": "zoom", "arguments": null}', [ToolCall("zoom", {})]),
+        ('Look: {"id": "a", "name": "zoom", "arguments": null}', [Call("zoom", {})]),
         # Integers as texts and as 3.0; what is no integer is left to the schema's check.
-        *((f'{{"name": "zoom", "arguments": {{"level": {given}}}}}', [ToolCall("zoom", {"level": level})])
+        *((f'{{"name": "zoom", "arguments": {{"level": {given}}}}}', [Call("zoom", {"level": level})])
           for given, level in (('"3"', 3), ("3.0", 3), ('" -3 "', -3), ("3.5", 3.5), ('"three"', "three"))),
-        ("<function=zoom><parameter=level>3.0</parameter></function>", [ToolCall("zoom", {"level": 3})]),
-        (tagged('{"name": "zoom", "arguments": {"label": "3"}}'), [ToolCall("zoom", {"label": "3"})]),
+        ("<function=zoom><parameter=level>3.0</parameter></function>", [Call("zoom", {"level": 3})]),
+        (tagged('{"name": "zoom", "arguments": {"label": "3"}}'), [Call("zoom", {"label": "3"})]),
         # Words and JSON that name no tool.
         ('Alice is {"name": "Alice", "arguments": {}}.', []),
         ('```json\n{"name": "Alice", "age": 3}\n```', []),
@@ -90,12 +90,12 @@ BOXED = ToolCall("zoom", {"box": [1, 2]})
         (f"<think>What?</think>\n{ZOOM}", [BOXED]),
         # What a string says is a string.
         (tagged('{"name": "type", "arguments": {"text": "<tool_call></tool_call>"}}'),
-         [ToolCall("type", {"text": "<tool_call></tool_call>"})]),
+         [Call("type", {"text": "<tool_call></tool_call>"})]),
         (tagged('{"name": "__import__(\'os\')", "arguments": {"a": "exit()"}}'),
-         [ToolCall("__import__('os')", {"a": "exit()"})]),
+         [Call("__import__('os')", {"a": "exit()"})]),
     ],
 )  # fmt: skip
-def test_calls(text: str, calls: list[ToolCall]) -> None:
+def test_calls(text: str, calls: list[Call]) -> None:
     found = read(text)
     assert (found.calls, found.error) == (calls, "")
     assert (found.start is None) == (not calls)
@@ -168,9 +168,7 @@ def test_a_call_that_was_cut_off_is_none() -> None:
         ({"tool_calls": [{"name": "zoom", "arguments": {"a": 10**20}}]}, [], "too many digits"),
     ],
 )
-def test_messages_that_transformers_has_read(
-    message: dict[str, Any], calls: list[ToolCall], error: str
-) -> None:
+def test_messages_that_transformers_has_read(message: dict[str, Any], calls: list[Call], error: str) -> None:
     """They are taken as they are: other forms in the text mean nothing then."""
     found = read(tagged('{"name": "back", "arguments": {}}'), message=message)
     assert found.calls == calls and error in found.error and bool(error) == bool(found.error)

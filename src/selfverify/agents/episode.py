@@ -224,7 +224,7 @@ class AgentEpisode(Episode):
         [call] = read.calls
         self.worked.turns[said.turn]["call"] = {"name": call.name, "arguments": call.arguments}
         if call.name == SUBMIT:
-            return self._submit(call.arguments)
+            return self._submit({**call.arguments})
         names = [tool["function"]["name"] for tool in self.problem.tools]
         if call.name not in names:
             return self._refused(f"there is no tool {short_name(call.name)}; there are {', '.join(names)}")
