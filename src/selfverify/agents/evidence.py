@@ -124,7 +124,7 @@ def submit_tool(source: Source) -> dict[str, Any]:
 
 
 def read_submission(
-    arguments: dict[str, Any], seen: Sequence[Exhibit], config: EvidenceConfig
+    arguments: Mapping[str, Any], seen: Sequence[Exhibit], config: EvidenceConfig
 ) -> tuple[str, list[Exhibit], str]:
     """The message and the exhibits that a call of `SUBMIT` hands in.
 
