@@ -67,7 +67,7 @@ def answered(correct: float, score: float, reading: ScoreReading | None = None) 
 
 def reading(one: float) -> ScoreReading:
     """The score is 1 with the probability ``one``, and else 0.0 for certain."""
-    tree = ScoreTree[int]()
+    tree = ScoreTree()
     for text in SCORE_TEXTS:
         tree.add([ord(character) for character in text], float(text))
     tenths = {ord(str(digit)): float(digit == 0) for digit in range(10)}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
-Token = TypeVar("Token", bound=Hashable)
-Branches = Mapping[tuple[Token, ...], Mapping[Token, float]]
+Branches = Mapping[tuple[int, ...], Mapping[int, float]]
 """The probability of each next token, by the tokens that lead to a branching of the tree."""
 
 
@@ -28,38 +26,38 @@ def decimals_of(written: str) -> int:
 
 
 @dataclass(slots=True)
-class ScoreTree(Generic[Token]):
+class ScoreTree:
     """The tokens of all score texts as a tree. A leaf holds its score."""
 
-    children: dict[Token, ScoreTree[Token]] = field(default_factory=dict)
+    children: dict[int, ScoreTree] = field(default_factory=dict)
     value: float | None = None
 
-    def add(self, tokens: Iterable[Token], value: float) -> None:
+    def add(self, tokens: Iterable[int], value: float) -> None:
         """Let the score ``value`` be written as ``tokens``."""
         node = self
         for token in tokens:
             node = node.children.setdefault(token, ScoreTree())
         node.value = value
 
-    def branchings(self, path: tuple[Token, ...] = ()) -> list[tuple[tuple[Token, ...], ScoreTree[Token]]]:
+    def branchings(self, path: tuple[int, ...] = ()) -> list[tuple[tuple[int, ...], ScoreTree]]:
         """Return all nodes with several children, each with the tokens that lead to it."""
         own = [(path, self)] if len(self.children) > 1 else []
         return own + [b for token, child in self.children.items() for b in child.branchings((*path, token))]
 
-    def paths(self) -> list[tuple[Token, ...]]:
+    def paths(self) -> list[tuple[int, ...]]:
         """Return the tokens that lead to branchings, without paths that are the beginning of a longer one."""
         found = [path for path, _ in self.branchings()]
         return [p for p in found if not any(q != p and q[: len(p)] == p for q in found)]
 
-    def _weights(self, probabilities: Branches[Token], path: tuple[Token, ...]) -> Mapping[Token, float]:
+    def _weights(self, probabilities: Branches, path: tuple[int, ...]) -> Mapping[int, float]:
         """Return this node's distribution over its children; uniform if none is given."""
         return probabilities.get(path) or dict.fromkeys(self.children, 1.0 / len(self.children))
 
     def expectation(
         self,
-        probabilities: Branches[Token],
+        probabilities: Branches,
         worth: Mapping[float, float] | None = None,
-        path: tuple[Token, ...] = (),
+        path: tuple[int, ...] = (),
     ) -> float:
         """Return the expected score below this node, or the expected ``worth`` of the score.
 
@@ -75,7 +73,7 @@ class ScoreTree(Generic[Token]):
         weights = self._weights(probabilities, path)
         return sum(weights[token] * value for token, value in below.items())
 
-    def most_likely(self, probabilities: Branches[Token], path: tuple[Token, ...] = ()) -> float:
+    def most_likely(self, probabilities: Branches, path: tuple[int, ...] = ()) -> float:
         """Return the score that greedy decoding writes if it can write nothing but scores."""
         if not self.children:
             return float(self.value or 0.0)
@@ -84,7 +82,7 @@ class ScoreTree(Generic[Token]):
         return self.children[token].most_likely(probabilities, (*path, token))
 
     def leaves(
-        self, probabilities: Branches[Token], path: tuple[Token, ...] = (), mass: float = 1.0
+        self, probabilities: Branches, path: tuple[int, ...] = (), mass: float = 1.0
     ) -> dict[float, float]:
         """Return the probability of every score."""
         if not self.children:
@@ -101,8 +99,8 @@ class ScoreTree(Generic[Token]):
 class ScoreReading:
     """One answer's distribution over the score texts, token by token."""
 
-    tree: ScoreTree[int]
-    probabilities: Branches[int]
+    tree: ScoreTree
+    probabilities: Branches
 
     @property
     def greedy(self) -> float:

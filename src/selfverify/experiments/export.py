@@ -475,7 +475,9 @@ def export_conversations(
             for sample in row.samples:
                 if written.conversations == limit:
                     return
-                line = _unwanted(sample, keep) or _row(remade, row, sample, str(settings.get("task", "")))
+                line = why_unwanted(keep, sample.correct, sample.rewards) or _row(
+                    remade, row, sample, str(settings.get("task", ""))
+                )
                 if isinstance(line, str):
                     written.left_out[line] = written.left_out.get(line, 0) + 1
                 else:
@@ -490,19 +492,21 @@ def export_conversations(
     return written
 
 
-def _unwanted(sample: StoredSample, keep: Keep) -> str:
-    """Why a sample is not wanted; empty where it is."""
-    if keep == "correct" and not sample.correct:
+def why_unwanted(keep: Keep, correct: bool, rewards: Mapping[str, float]) -> str:
+    """Why a conversation is not worth learning from, by its rewards; empty where it is."""
+    if keep == "correct" and not correct:
         return "they are wrong"
-    if keep == "correct" and not ended_properly(sample.rewards):
+    if keep == "correct" and not ended_properly(rewards):
         return "they came to no proper end"
-    if keep == "judged" and not sample.rewards.get("judged_success"):
+    if keep == "judged" and not rewards.get("judged_success"):
         return "no judge found them a success"
-    return "" if sample.steps or sample.text else "nothing was said"
+    return ""
 
 
 def _row(remade: Remade, row: StoredProblem, sample: StoredSample, source: str) -> dict[str, Any] | str:
     """A line of the file, or why there is none."""
+    if not (sample.steps or sample.text):
+        return "nothing was said"
     problem = remade.problem(row)
     if isinstance(problem, str):
         return problem

@@ -25,7 +25,7 @@ from selfverify.core.trajectory import Finish
 from selfverify.data.conversations import check_output, journal_of, write_conversations
 from selfverify.evaluation.samples import Progress, ResumableBatches
 from selfverify.experiments.command_config import TeacherConfig
-from selfverify.experiments.export import Keep, asked_messages, conversation_row
+from selfverify.experiments.export import Keep, asked_messages, conversation_row, why_unwanted
 from selfverify.experiments.recipe import Recipe, recipe_task
 from selfverify.experiments.run import start_processes
 from selfverify.policy.decoding import derived_seed
@@ -342,23 +342,18 @@ def _written(
     task: Task, recipe: Recipe, rows: Sequence[TaughtProblem], output: Path, keep: Keep
 ) -> Collection:
     found = Collection()
-    wanted: Callable[[TaughtConversation], bool] = {
-        "all": lambda told: True,
-        "correct": lambda told: worth_imitating(told.rewards),
-        "judged": lambda told: told.rewards.get("judged_success", 0) > 0,
-    }[keep]
 
     def conversations() -> Iterator[dict[str, Any]]:
         for row in rows:
             for number, told in enumerate(row.conversations):
                 found.conversations += 1
                 found.correct += worth_imitating(told.rewards)
+                right = told.rewards.get("correct", 0) > 0
                 if told.lost:
                     found.lost, found.reason = found.lost + 1, found.reason or told.lost
-                elif wanted(told) and whole(told):
+                elif not why_unwanted(keep, right, told.rewards) and whole(told):
                     found.written += 1
                     problem, name = task.problem("train", recipe.seed, row.index), f"{row.problem}#{number}"
-                    right = told.rewards.get("correct", 0) > 0
                     yield conversation_row(problem, told.messages, name, task.name, told.rewards, right)
 
     try:

@@ -21,7 +21,7 @@ READ_BATCH = 8
 """The number of prompts whose scores are read at once. Memory depends on it, and the scores do not."""
 
 
-def score_tree(tokenizer: Any, decimals: int = 1, bare: bool = False) -> ScoreTree[int]:
+def score_tree(tokenizer: Any, decimals: int = 1, bare: bool = False) -> ScoreTree:
     """Return the tree of the score texts of so many decimals, as they are written behind ``<score>``.
 
     With ``bare`` also of a 0 without decimals: what closes the tag behind it is a branch beside the point. (A
@@ -30,7 +30,7 @@ def score_tree(tokenizer: Any, decimals: int = 1, bare: bool = False) -> ScoreTr
     texts = score_texts(decimals)
     written = [tokenizer(f"<score>{text}", add_special_tokens=False)["input_ids"] for text in texts]
     shared = next(n for n, tokens in enumerate(zip(*written, strict=False)) if len(set(tokens)) > 1)
-    root = ScoreTree[int]()
+    root = ScoreTree()
     for text, tokens in zip(texts, written, strict=True):
         root.add(tokens[shared:], float(text))
     if bare:
@@ -84,7 +84,7 @@ def read_scores(
 
 def _read(
     policy: Policy,
-    tree: ScoreTree[int],
+    tree: ScoreTree,
     prompts: Sequence[Prompt],
     prefixes: Sequence[Sequence[Sequence[int] | Continuation | None]],
     temperature: float,

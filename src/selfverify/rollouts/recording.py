@@ -172,7 +172,7 @@ def play(
     """
 
     @cache
-    def tree() -> ScoreTree[int]:
+    def tree() -> ScoreTree:
         return score_tree(policy.tokenizer)
 
     def segment(s: RecordedSegment) -> Segment:
@@ -229,7 +229,7 @@ def _recorded(parsed: Any, problem: str) -> Parsed:
     return RecordedValue(parsed)
 
 
-def _played(parsed: Parsed, tree: Callable[[], ScoreTree[int]]) -> Any:
+def _played(parsed: Parsed, tree: Callable[[], ScoreTree]) -> Any:
     match parsed:
         case RecordedVerdict():
             return Verdict(**{f.name: getattr(parsed, f.name) for f in fields(RecordedVerdict)})
