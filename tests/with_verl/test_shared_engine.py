@@ -168,7 +168,10 @@ def image_rows():
         grid = made[which]["image_grid_thw"]
         axes, _ = model.model.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=grid)
         places.append(torch.cat([torch.arange(ids.shape[1])[None], axes[:, 0]]))
-        images.append({"pixel_values": made[which]["pixel_values"], "image_grid_thw": grid})
+        images.append(
+            {"pixel_values": made[which]["pixel_values"], "image_grid_thw": grid,
+             "images_seqlens": grid[:, 1] * grid[:, 2]}
+        )  # fmt: skip
     flat = torch.cat(places, dim=1)
     ends = torch.tensor([0, *(place.shape[1] for place in places)]).cumsum(0)
     positions = torch.nested.nested_tensor_from_jagged(flat, ends, jagged_dim=2)

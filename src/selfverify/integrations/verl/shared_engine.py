@@ -34,6 +34,8 @@ from selfverify.policy.shared_attention import ATTENTION, check_kinds, check_lay
 
 _IMAGES = {"pixel_values", "image_grid_thw"}
 """The inputs of images that belong to a prompt as a whole. Others may be per token."""
+_UNUSED = {"images_seqlens"}
+"""Sizes of images that verl counts operations with."""
 
 log = logging.getLogger(__name__)
 
@@ -180,8 +182,9 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
         count, token = len(responses), getattr(self.module.config, "image_token_id", None)
         given = micro_batch.get("multi_modal_inputs", [None] * count)
         images = [dict((row.data if isinstance(row, NonTensorData) else row) or {}) for row in given]
-        if any(not own.keys() <= _IMAGES for own in images):
-            return self._unshared(micro_batch, "its images come with inputs per token")
+        if others := set().union(*images) - _IMAGES - _UNUSED:
+            return self._unshared(micro_batch, f"its images come with {', '.join(sorted(others))}")
+        images = [{name: value for name, value in own.items() if name in _IMAGES} for own in images]
         if token is not None and bool((micro_batch["responses"].values() == token).any()):
             return self._unshared(micro_batch, "there are images behind a prompt")
         if min(map(len, responses)) == 0:
