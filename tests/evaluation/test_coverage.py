@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from selfverify.evaluation.statistics import Measured, auc_statistic, compare, interval, measure
+from selfverify.evaluation.statistics import (
+    Measured,
+    auc_statistic,
+    average_precision_statistic,
+    compare,
+    interval,
+    mean_statistic,
+    measure,
+)
 
 Values = np.ndarray
 """Values of K seeds on P problems ``[K, P]``."""
@@ -158,6 +166,65 @@ def test_seeds_that_are_level_by_chance_take_nothing_off() -> None:
     error = values.mean(0).std(ddof=1) / 20**0.5
     assert (low + high) / 2 == pytest.approx(0.5)
     assert (high - low) / 2 == pytest.approx(stats.t.ppf(0.975, 19) * error)
+
+
+def test_seeds_that_are_level_but_for_rounding_take_nothing_off() -> None:
+    """Three seeds solve two of 20 problems each, and none the same: their values differ by 1e-17."""
+    values = np.zeros((3, 20))
+    values[np.arange(6) % 3, np.arange(6)] = 1
+    ends = interval(measured(values + 1e-14 * np.arange(3)[:, None]))
+    assert ends is not None and ends == pytest.approx(interval(measured(values.mean(0)[None])))
+
+
+def test_crossed_effects_by_hand() -> None:
+    """Two seeds on three problems: the residuals of the rows are (1/2, -1/2, 0) and their opposites.
+
+    The means over seeds are 1, 2 and 4.5: a variance of 3.25, over P = 3. The seeds' means are 1 and 4: a
+    variance of 4.5, over K = 2. The residuals' squares sum to 1, over (K - 1) (P - 1) K P = 12.
+    """
+    values = np.array([[0.0, 0.0, 3.0], [2.0, 4.0, 6.0]])
+    problems, seeds = 3.25 / 3 - 1 / 12, 4.5 / 2
+    share = (seeds / (problems + seeds)) ** 1.2
+    reach = (1 - share) * stats.t.ppf(0.975, 2) + share * stats.t.ppf(0.975, 1)
+    half = reach * (problems + seeds) ** 0.5
+    for given in (values, values[::-1], values[:, [2, 0, 1]], values + 1e4):  # order and level are nothing
+        found = interval(measured(given))
+        assert found == pytest.approx([given.mean() - half, given.mean() + half])
+
+
+@pytest.mark.parametrize("problems", [2, 3, 12])
+@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("other", [1, 3])
+def test_p_is_below_five_percent_exactly_where_the_interval_excludes_0(
+    problems: int, k: int, other: int
+) -> None:
+    """Of differences that are near the interval's end, or 0, or of seeds alone; both ways round."""
+    rng = np.random.default_rng(problems + k)
+    for number in range(20):
+        a, b = (effects(rng, n, problems, 0.5, number % 2, number % 3) for n in (k, other))
+        ends = compare(measured(a), measured(b))["interval"]
+        if ends is None:
+            continue
+        middle, half = sum(ends) / 2, (ends[1] - ends[0]) / 2
+        for gap in (0.0, 0.99 * half, 1.01 * half, 2 * half):
+            own, against = measured(a - middle + gap), measured(b)
+            found, back = compare(own, against), compare(against, own)
+            low, high = found["interval"]
+            assert (found["p"] < 0.05) == (low > 0 or high < 0)
+            assert [-high, -low] == pytest.approx(back["interval"])
+            assert found["p"] == pytest.approx(back["p"], rel=1e-4)
+
+
+def test_an_area_is_no_surer_than_its_few_right_answers_make_it() -> None:
+    """Two of 100 problems have a right answer, which is above all others: as sure as two answers."""
+    correct = np.zeros((100, 4))
+    correct[:2, 0] = 1
+    score = 0.5 * np.random.default_rng(0).random((100, 4)) + 0.4 * correct
+    two = interval([measure(mean_statistic([1.0, 1.0]))])
+    for statistic in (auc_statistic, average_precision_statistic):
+        found = measure(statistic(score, correct))
+        assert found.value == 1 and interval([found]) == pytest.approx(two)
+        assert (found - found).decided_by == 2
 
 
 @pytest.mark.slow

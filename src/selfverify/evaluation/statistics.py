@@ -15,12 +15,13 @@ Gelbach and Miller, 2011). For the difference of two sides on the same problems 
 of the differences, so that problems which are hard for both do not count; each side adds its own seeds.
 
 The quantile is Student's t. The problems' degrees of freedom are P - 1, or fewer where few problems decide
-(by the kurtosis of their changes); the sides' seeds have Satterthwaite's; and between the two stands the
-mean that is weighted by their variances (Cochran and Cox, 1950; to the power `_POWER`), for Satterthwaite's
-alone covers 88 % with two seeds: that they are alike by chance does not say how sure that is. By simulation
-intervals cover 93 to 97 % with three seeds and more, and 92 to 98 % with two, which make them wide: two
-seeds tell no more (`tests/evaluation/test_coverage.py`). One seed tells nothing of how training varies; its
-interval is about that trained model, on other problems and with other samples.
+(by the kurtosis of their changes, and of areas by how many have a right answer, or a wrong one); the sides'
+seeds have Satterthwaite's; and between the two stands the mean that is weighted by their variances (Cochran
+and Cox, 1950; to the power `_POWER`), for Satterthwaite's alone covers 88 % with two seeds: that they are
+alike by chance does not say how sure that is. By simulation intervals cover 93 to 97 % with three seeds and
+more, and 92 to 98 % with two, which make them wide: two seeds tell no more
+(`tests/evaluation/test_coverage.py`). One seed tells nothing of how training varies; its interval is about
+that trained model, on other problems and with other samples.
 
 Shares have Wilson's interval, at the number of independent answers that their variance amounts to.
 """
@@ -66,11 +67,13 @@ class Statistic:
         of: From weights ``[B, P]`` to values ``[B]``; NaN where weights leave it undefined.
         used: ``[P]``, the problems that take part.
         share: Whether values are between 0 and 1 by their nature.
+        decided_by: How many problems decide it at most; None where all that take part may.
     """
 
     of: Callable[[Floats], Floats]
     used: NDArray[np.bool_]
     share: bool = True
+    decided_by: int | None = None
 
     def on_all(self) -> float:
         """Return the value on all problems as they are; NaN where it is undefined."""
@@ -87,16 +90,20 @@ class Measured:
             where it is undefined without one.
         used: ``[P]``, the problems that take part.
         share: Whether it is between 0 and 1 by its nature.
+        decided_by: See `Statistic`.
     """
 
     value: float
     changes: Floats
     used: NDArray[np.bool_]
     share: bool = False
+    decided_by: int | None = None
 
     def __sub__(self, other: Measured) -> Measured:
         """The difference of two figures of one model, or of models of the same seed, on the same problems."""
-        return Measured(self.value - other.value, self.changes - other.changes, self.used | other.used)
+        few = min((one.decided_by for one in (self, other) if one.decided_by is not None), default=None)
+        used = self.used | other.used
+        return Measured(self.value - other.value, self.changes - other.changes, used, decided_by=few)
 
 
 def measure(statistic: Statistic) -> Measured:
@@ -108,7 +115,7 @@ def measure(statistic: Statistic) -> Measured:
         weights = np.ones((len(without), len(changes)))
         weights[np.arange(len(without)), without] = 0.0
         changes[without] = value - statistic.of(weights)
-    return Measured(value, changes, statistic.used, statistic.share)
+    return Measured(value, changes, statistic.used, statistic.share, statistic.decided_by)
 
 
 def on_shared(one: Measured, other: Measured) -> Measured:
@@ -135,12 +142,16 @@ class _Error:
         found = -float(stdtrit(self.problem_degrees, tail))
         if self.seeds > 0:
             share = (self.seeds / self.variance) ** _POWER
-            found += share * (-float(stdtrit(self.seed_degrees, tail)) - found)
+            # As a sum: far tails are so large at one degree of freedom that a difference loses the other.
+            found = (1 - share) * found - share * float(stdtrit(self.seed_degrees, tail))
         return found
 
 
 def _error(*sides: Sequence[Measured]) -> _Error | None:
-    """The error of the first side's mean over seeds, minus the second's; None of fewer than two problems."""
+    """The error of the first side's mean over seeds, minus the second's; None of fewer than two problems.
+
+    It is also None where a figure is undefined without one of its problems.
+    """
     used = np.any([one.used for side in sides for one in side], axis=0)
     count = int(used.sum())
     moved = [np.stack([one.changes[used] for one in side]) for side in sides]
@@ -150,11 +161,12 @@ def _error(*sides: Sequence[Measured]) -> _Error | None:
     unbiased = (count - 1) / count
     squares = float((mean**2).sum())
     kurtosis = count * float((mean**4).sum()) / squares**2 if squares else 0.0
-    degrees = max(1.0, 2 * (count - 1) / max(2.0, kurtosis - 1))
+    few = min([count, *(one.decided_by for side in sides for one in side if one.decided_by is not None)])
+    degrees = max(1.0, min(few - 1, 2 * (count - 1) / max(2.0, kurtosis - 1)))
     problems, seeds = unbiased * squares, []
     for side, changes in zip(sides, moved, strict=True):
         k, differ = len(side), float(np.var([one.value for one in side], ddof=int(len(side) > 1)))
-        if differ > 0:  # seeds that are level by chance say nothing of their variance: nothing is taken off
+        if differ > _NOTHING:  # seeds level by chance say nothing of their variance: nothing is taken off
             problems -= unbiased * float(((changes - changes.mean(0)) ** 2).sum()) / (k * (k - 1))
             seeds.append((differ / k, k - 1))
     total = sum(variance for variance, _ in seeds)
@@ -163,7 +175,10 @@ def _error(*sides: Sequence[Measured]) -> _Error | None:
 
 
 def interval(runs: Sequence[Measured]) -> list[float] | None:
-    """Return the 95 % interval of the mean of a figure over K training seeds; None where nothing varies."""
+    """Return the 95 % interval of the mean of a figure over K training seeds.
+
+    It is None where nothing varies, and where one problem decides whether the figure is defined.
+    """
     value, error = float(np.mean([one.value for one in runs])), _error(runs)
     if error is None or math.isnan(value):
         return None
@@ -197,7 +212,7 @@ def compare(own: Sequence[Measured], other: Sequence[Measured] = ()) -> dict[str
     Returns:
         ``difference``, the first minus the second; its 95 % ``interval``; and ``p`` of no difference,
         two-sided, for this comparison alone. The last two are None where nothing varies by which it could be
-        judged.
+        judged, or where one problem decides whether the figure is defined.
     """
     sides = [side for side in (own, other) if side]
     values = [float(np.mean([one.value for one in side])) for side in sides]
@@ -270,7 +285,7 @@ def auc_statistic(score: ArrayLike, correct: ArrayLike) -> Statistic:
         wins = (np.diff(hits, axis=-1, prepend=0.0) * beaten).sum(-1)
         return ratio(wins, hits[:, -1] * misses[:, -1])
 
-    return Statistic(statistic, _scored(score))
+    return Statistic(statistic, _scored(score), decided_by=_lesser(score, correct))
 
 
 def average_precision_statistic(score: ArrayLike, correct: ArrayLike) -> Statistic:
@@ -285,12 +300,21 @@ def average_precision_statistic(score: ArrayLike, correct: ArrayLike) -> Statist
         # Without any wrong sample average precision is 1 for all scores: nothing was measured.
         return np.where(misses[:, -1] > 0, ratio(area, hits[:, -1]), np.nan)
 
-    return Statistic(statistic, _scored(score))
+    return Statistic(statistic, _scored(score), decided_by=_lesser(score, correct))
 
 
 def _scored(score: ArrayLike) -> NDArray[np.bool_]:
     """Which problems ``[P]`` have an answer with a score."""
     return np.asarray((~np.isnan(np.asarray(score, dtype=np.float64))).any(-1), dtype=np.bool_)
+
+
+def _lesser(score: ArrayLike, correct: ArrayLike) -> int:
+    """How many problems have a scored right answer, or a scored wrong one: the fewer of both.
+
+    An area is no surer than these make it, however many problems there are.
+    """
+    scored, right = ~np.isnan(np.asarray(score, dtype=np.float64)), np.asarray(correct) > 0.5
+    return min(int((scored & kind).any(-1).sum()) for kind in (right, ~right))
 
 
 def ranking_statistics(score: ArrayLike, correct: ArrayLike) -> dict[str, Statistic]:
