@@ -15,6 +15,7 @@ import asyncio
 import hashlib
 import re
 import sqlite3
+import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -27,6 +28,7 @@ from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, Serv
 from selfverify.core.files import differences
 from selfverify.core.jsonl_store import STRICT, JsonlStore, stream_journal, write_journal
 from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Finish
 from selfverify.experiments.command_config import TeacherConfig
 from selfverify.tasks.math import read_choice
 from selfverify.visual.traces import VisualTrace
@@ -45,7 +47,13 @@ _ASKED = (
     "Question: {question}\n\nReference: {reference}\n\nAnswer: {answer}\n\n"
     "Reply with one word: CORRECT or INCORRECT."
 )
-_WORD = re.compile(r"\b(IN)?CORRECT\b")
+_WORD = re.compile(r"(?<![^\W_])(?:IN)?CORRECT(?![^\W_])")
+_FIRST = re.compile(r"[\W_]*(?:IN)?CORRECT[*_`]*\s*(?:[.,;!(\n-]|$)")
+"""A verdict that reasons may follow; "correct answer" and '"correct": false' are none."""
+_LAST = re.compile(r"(?P<before>.*?)(?:IN)?CORRECT(?:[^\w?]|_)*")
+_HEDGED = re.compile(
+    r"\b(?:NOT|NO(?!,)|NEVER|CANNOT|\w+N['’]T|NEITHER|NOR|IF|WHETHER|HARDLY|BARELY|PART\w*|MOSTLY|NEARLY|ALMOST)\b"
+)
 _THOUGHTS = re.compile(r".*</think>", re.DOTALL)
 LONGEST_ANSWER = 20_000
 """Characters of an answer that is judged."""
@@ -290,8 +298,9 @@ async def _ask(
     found, unclear = list[bool | None](), ""
     try:
         for replies in await asyncio.gather(*(client.chat({**body, "seed": seed}) for seed in range(votes))):
-            said = text_of(usable_choices(replies)[0]["message"].get("content"))
-            found.append(read_verdict(said))
+            choice = usable_choices(replies)[0]
+            said = text_of(choice["message"].get("content"))
+            found.append(None if choice.get("finish_reason") == Finish.LENGTH else read_verdict(said))
             unclear = unclear or (said[:200] if found[-1] is None else "")
     except ServerError as error:
         return error
@@ -301,11 +310,17 @@ async def _ask(
 def read_verdict(said: str) -> bool | None:
     """Return a judge's verdict: its only word, else that of its last line; None where it says neither.
 
-    Thoughts in a tag before it do not count.
+    The word begins what was said, or ends its last line, and no word before it takes it back ("not correct").
+    Thoughts in a tag before it do not count; where they have no end, there is no verdict.
     """
-    text = _THOUGHTS.sub("", said).strip().upper()
-    for part in (text, text.splitlines()[-1] if text else ""):
+    text = _THOUGHTS.sub("", said).strip("`" + string.whitespace).upper()
+    last = text.splitlines()[-1] if text else ""
+    if "<THINK>" in text:
+        return None
+    for part in (text, last):
         words = {match[0] for match in _WORD.finditer(part)}
         if len(words) == 1:
-            return words == {"CORRECT"}
+            ends = _LAST.fullmatch(last)
+            if _FIRST.match(part) or (ends and not _HEDGED.search(ends["before"])):
+                return words == {"CORRECT"}
     return None

@@ -212,6 +212,11 @@ def test_what_rules_settle(target: Any, options: Any, answer: str | None, settle
         ("CORRECT", True), ("**Incorrect.**", False), ("", None), ("I cannot say.", None),
         ("<think>It is INCORRECT, no, CORRECT.</think>\n\nCORRECT", True), ("UNCORRECTED", None),
         ("It could be CORRECT or INCORRECT.\nVerdict: INCORRECT", False), ("CORRECT or INCORRECT", None),
+        ("```\ncorrect\n```", True), ('{"verdict": "INCORRECT"}', False), ('{"correct": false}', None),
+        ("CORRECT. Both say that it is not a dog.", True), ("It is not a cat.\n\nINCORRECT", False),
+        ("The answer is not correct.", None), ("That isn't correct", None), ("Partially correct", None),
+        ("The correct answer is B, and this says C.", None), ("Is it CORRECT?", None),
+        ("<think>It seems CORRECT.\nCORRECT", None),
     ],
 )  # fmt: skip
 def test_a_judges_words(said: str, right: bool | None) -> None:
