@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from selfverify.clients.replies import text_of, usable_choices
 from selfverify.core import event_loop
-from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
+from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.core.files import differences
 from selfverify.core.jsonl_store import STRICT, JsonlStore, stream_journal, write_journal
 from selfverify.core.problem import Problem
@@ -55,10 +55,14 @@ _HEDGED = re.compile(
     r"\b(?:NOT|NO(?!,)|NEVER|CANNOT|\w+N['’]T|NEITHER|NOR|IF|WHETHER|HARDLY|BARELY|PART\w*|MOSTLY|NEARLY|ALMOST)\b"
 )
 _THOUGHTS = re.compile(r".*</think>", re.DOTALL)
+_OF_ONE = (400, 413, 422)
+"""Statuses with which a server refuses one prompt, such as one that is too long for it."""
 LONGEST_ANSWER = 20_000
 """Characters of an answer that is judged."""
 _LETTER = re.compile(r"[A-H]")
-_UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+_UNSPACED = re.compile(
+    r"[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
+)
 """Letters of scripts that leave no space between words."""
 
 
@@ -66,13 +70,15 @@ def asked_and_wanted(problem: Problem) -> dict[str, Any]:
     """Return all of a problem that a judge of answers has to know, in JSON's types."""
     about = {"question": problem.meta.get("question"), "target": problem.target}
     about |= {name: problem.meta[name] for name in ("options", "alternatives") if problem.meta.get(name)}
+    if further := [letter for letter in problem.meta.get("right", ()) if letter != problem.target]:
+        about["alternatives"] = further  # options of one meaning
     return about if isinstance(problem.target, str) else {"question": about["question"]}
 
 
 def settled_by_rules(about: Mapping[str, Any], answer: str | None) -> bool:
     """Whether the task's rules say if an answer is right.
 
-    They do where reference and answer are each one number or one word, where one of the problem's options
+    They do where all references and the answer are each one number or one word, where one of the problem's options
     is chosen, and where the reference is no text, such as a box.
     """
     target, options = about.get("target"), about.get("options")
@@ -83,7 +89,7 @@ def settled_by_rules(about: Mapping[str, Any], answer: str | None) -> bool:
             answer is not None and read_choice(answer, options or dict.fromkeys("ABCDEFGH", "")) is not None
         )
     return answer is not None and all(
-        len(t.split()) == 1 and not _UNSPACED.search(t) for t in (target, answer)
+        len(t.split()) == 1 and not _UNSPACED.search(t) for t in (target, *about.get("alternatives", ()), answer)
     )
 
 
@@ -171,6 +177,10 @@ class Verdicts:
         found = self._known.execute("SELECT correct FROM known WHERE number = ?", (number,)).fetchone()
         return found if found is None or found[0] is None else (bool(found[0]),)
 
+    def any(self) -> bool:
+        """Whether a prompt was ever answered."""
+        return self._known.execute("SELECT 1 FROM known LIMIT 1").fetchone() is not None
+
     def add(self, rows: Sequence[OnAnswer]) -> None:
         """Append verdicts."""
         assert self._store is not None
@@ -201,6 +211,7 @@ class JudgedLooks:
         unasked: How many could not be judged: the server failed, or they are too long.
         by_rules: How many the task's rules settle.
         reason: Why the first of those could not be judged.
+        again: Whether a server failed in passing, so that a further call may judge more.
     """
 
     right: int = 0
@@ -209,6 +220,7 @@ class JudgedLooks:
     unasked: int = 0
     by_rules: int = 0
     reason: str = ""
+    again: bool = False
 
 
 def judge_answers(
@@ -230,7 +242,7 @@ def judge_answers(
     Raises:
         ConfigError: The judge is no server, or the verdicts were made otherwise.
         DataError: The journal is damaged, or a problem has no question in words.
-        ServerError: The server failed on all of a batch.
+        ServerError: The server failed on all of a batch, and not because of what was to be judged.
     """
     if judge.server is None:
         raise ConfigError("answers are judged by a model behind a server: name its server and model")
@@ -251,8 +263,9 @@ def judge_answers(
                 missing.setdefault(number, (trace.id, prompt))
         made, fault = event_loop.start(_ask_all(missing, judge, votes)).result() if missing else ([], None)
         verdicts.add(made)
-        if fault is not None and not made:
+        if fault is not None and not made and (fault.status not in _OF_ONE or not verdicts.any()):
             raise fault
+        found.again = found.again or (fault is not None and fault.retry)
         for number, trace in waiting:
             _count(found, verdicts.get(number), trace, fault)
         on_batch()
@@ -260,7 +273,7 @@ def judge_answers(
 
 
 def _count(
-    found: JudgedLooks, verdict: tuple[bool | None] | None, trace: VisualTrace, fault: SelfVerifyError | None
+    found: JudgedLooks, verdict: tuple[bool | None] | None, trace: VisualTrace, fault: ServerError | None
 ) -> None:
     if verdict is None:
         found.unasked += 1
@@ -276,21 +289,21 @@ def _count(
 
 async def _ask_all(
     missing: Mapping[int, tuple[str, str]], judge: TeacherConfig, votes: int
-) -> tuple[list[OnAnswer], SelfVerifyError | None]:
-    """Return the verdicts on prompts, and the first fault where some could not be asked."""
+) -> tuple[list[OnAnswer], ServerError | None]:
+    """Return the verdicts on prompts, and a fault, a passing one first, where some could not be asked."""
     from selfverify.clients.openai_client import OpenAIClient, ServerConfig  # they need the extra `serve`
 
     assert judge.server is not None
     async with OpenAIClient(ServerConfig(judge.server, timeout_s=judge.timeout)) as client:
         asked = (_ask(client, judge, votes, number, *one) for number, one in missing.items())
         rows = await asyncio.gather(*asked)
-    faults = [row for row in rows if not isinstance(row, OnAnswer)]
+    faults = sorted((row for row in rows if isinstance(row, ServerError)), key=lambda fault: not fault.retry)
     return [row for row in rows if isinstance(row, OnAnswer)], faults[0] if faults else None
 
 
 async def _ask(
     client: OpenAIClient, judge: TeacherConfig, votes: int, number: int, trace: str, prompt: str
-) -> OnAnswer | SelfVerifyError:
+) -> OnAnswer | ServerError:
     body = judge.fields | {
         "temperature": TEMPERATURE if votes > 1 else 0.0,
         "messages": [{"role": "user", "content": prompt}],
