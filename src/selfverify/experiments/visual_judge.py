@@ -89,7 +89,8 @@ def settled_by_rules(about: Mapping[str, Any], answer: str | None) -> bool:
             answer is not None and read_choice(answer, options or dict.fromkeys("ABCDEFGH", "")) is not None
         )
     return answer is not None and all(
-        len(t.split()) == 1 and not _UNSPACED.search(t) for t in (target, *about.get("alternatives", ()), answer)
+        len(t.split()) == 1 and not _UNSPACED.search(t)
+        for t in (target, *about.get("alternatives", ()), answer)
     )
 
 
