@@ -278,8 +278,8 @@ def train_stopping(
 
     Raises:
         ConfigError: The recipe's method does not learn from pairs; its policy has no adapter; several
-            processes were started; or the folder holds conversations of other settings, or a verifier that has
-            begun to learn from other pairs.
+            processes were started; or the folder holds conversations of other settings, or a verifier that
+            has begun to learn from other pairs.
         DataError: No pair could be made; the message says what was left out, and why.
         ServerError: The teacher or the judge fails; called again, the run goes on.
     """

@@ -52,7 +52,8 @@ _FIRST = re.compile(r"[\W_]*(?:IN)?CORRECT[*_`]*\s*(?:[.,;!(\n-]|$)")
 """A verdict that reasons may follow; "correct answer" and '"correct": false' are none."""
 _LAST = re.compile(r"(?P<before>.*?)(?:IN)?CORRECT(?:[^\w?]|_)*")
 _HEDGED = re.compile(
-    r"\b(?:NOT|NO(?!,)|NEVER|CANNOT|\w+N['’]T|NEITHER|NOR|IF|WHETHER|HARDLY|BARELY|PART\w*|MOSTLY|NEARLY|ALMOST)\b"
+    r"\b(?:NOT|NO(?!,)|NEVER|CANNOT|\w+N['’]T|NEITHER|NOR|IF|WHETHER|"
+    r"HARDLY|BARELY|PART\w*|MOSTLY|NEARLY|ALMOST)\b"
 )
 _THOUGHTS = re.compile(r".*</think>", re.DOTALL)
 _OF_ONE = (400, 413, 422)
@@ -61,7 +62,8 @@ LONGEST_ANSWER = 20_000
 """Characters of an answer that is judged."""
 _LETTER = re.compile(r"[A-H]")
 _UNSPACED = re.compile(
-    r"[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
+    r"[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
+    r"\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
 )
 """Letters of scripts that leave no space between words."""
 
@@ -78,8 +80,8 @@ def asked_and_wanted(problem: Problem) -> dict[str, Any]:
 def settled_by_rules(about: Mapping[str, Any], answer: str | None) -> bool:
     """Whether the task's rules say if an answer is right.
 
-    They do where all references and the answer are each one number or one word, where one of the problem's options
-    is chosen, and where the reference is no text, such as a box.
+    They do where all references and the answer are each one number or one word, where one of the problem's
+    options is chosen, and where the reference is no text, such as a box.
     """
     target, options = about.get("target"), about.get("options")
     if not isinstance(target, str):
