@@ -9,6 +9,7 @@ FOLDER/
   verifier/     the run of `dpo`; ``verifier/model`` is the verifier, ``stopping.json`` stands in it
   looking/      the conversations on which ε was chosen
   leaks.json    whether words alone tell the sides of a pair apart
+  learnt.json   the digest of the pairs from which the verifier learns
 
 A verifier's ε and its rules are measured on conversations that were held to the cap.
 """
@@ -28,8 +29,8 @@ import numpy as np
 
 from selfverify.core import ranks
 from selfverify.core.config import StoppingConfig
-from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import file_digests, naming, write_json
+from selfverify.core.errors import ConfigError, DataError, ServerError
+from selfverify.core.files import file_digests, naming, read_regular, write_json
 from selfverify.evaluation.samples import Progress
 from selfverify.evaluation.visual_metrics import (
     VERIFIER_WEIGHTS,
@@ -249,8 +250,9 @@ def compare_stopping(
 
 logger = logging.getLogger(__name__)
 
-LOOKS, VERIFIER, LOOKING, LEAKS = "looks", "verifier", "looking", "leaks.json"
-"""The folders in a run's folder, and the file about words."""
+LOOKS, VERIFIER, LOOKING = "looks", "verifier", "looking"
+LEAKS, LEARNT = "leaks.json", "learnt.json"
+"""The folders in a run's folder, and the files about words and about the pairs that are learnt."""
 
 
 def train_stopping(
@@ -276,8 +278,10 @@ def train_stopping(
 
     Raises:
         ConfigError: The recipe's method does not learn from pairs; its policy has no adapter; several
-            processes were started; or the folder holds conversations of other settings.
+            processes were started; or the folder holds conversations of other settings, or a verifier that
+            has begun to learn from other pairs.
         DataError: No pair could be made; the message says what was left out, and why.
+        ServerError: The teacher or the judge fails; called again, the run goes on.
     """
     how = recipe.stopping
     if how is None:
@@ -303,6 +307,7 @@ def train_stopping(
         if data_only:
             return folder
         begun = (folder / VERIFIER / RECIPE_FILE).is_file()
+        _note_pairs(folder, resume and begun)
         train(recipe.model_copy(update=changed), resume and begun, on_step, on_phase)
         if how.teacher is not None:
             return folder
@@ -346,14 +351,33 @@ def _make_pairs(recipe: Recipe, how: StoppingConfig, on_phase: Any) -> None:
         logger.warning(text, 100 * leaks.accuracy, 100 * MOST)
 
 
+def _note_pairs(folder: Path, begun: bool) -> None:
+    """Keep the digest of the pairs that are learnt.
+
+    Raises:
+        ConfigError: The verifier has begun to learn from others.
+    """
+    path, noted = folder / LOOKS / PAIRS, folder / LEARNT
+    now = {PAIRS: file_digests([path])[path]}
+    if begun and noted.is_file() and json.loads(read_regular(noted)) != now:
+        raise ConfigError(
+            f"{path}: the pairs are no longer those from which {folder / VERIFIER} has begun to learn. Set "
+            f"the section `stopping` back, or delete that folder to learn anew"
+        )
+    write_json(noted, now)
+
+
 def _judge(how: StoppingConfig, folder: Path, on_phase: Any) -> None:
     judged = judge_looks(
         folder, _model_of(how.judge), how.votes, of_phase(on_phase, "answers that are judged")
     )
-    if judged.unasked:
-        text = (
-            "%d answers could not be judged and make no pair; the first: %s; called again, it is tried again"
+    if judged.again:
+        raise ServerError(
+            f"{judged.unasked} answers could not be judged; the first: {judged.reason}. All others are "
+            "stored: the same call asks for these, and goes on"
         )
+    if judged.unasked:
+        text = "%d answers could not be judged and make no pair; the first: %s"
         logger.warning(text, judged.unasked, judged.reason)
 
 

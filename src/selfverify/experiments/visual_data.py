@@ -324,7 +324,10 @@ def collect_looks(
         problem = task.problem("train", recipe.seed, index)
         if not problem.images:
             raise DataError(f"{problem.id}: the question shows no image, so that there is nothing to look at")
-        asked, shown = noted_messages(problem, keep), problem
+        try:
+            asked, shown = noted_messages(problem, keep), problem
+        except ValueError as error:  # from `to_rgb`
+            raise DataError(f"{problem.id}: an image cannot be shown: {error}") from None
         if examples:
             drawn = np.random.default_rng([recipe.seed, index]).permutation(len(examples))[:SHOTS]
             shown = _with_examples(problem, [examples[place] for place in drawn])

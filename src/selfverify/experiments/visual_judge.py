@@ -15,6 +15,7 @@ import asyncio
 import hashlib
 import re
 import sqlite3
+import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -23,10 +24,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from selfverify.clients.replies import text_of, usable_choices
 from selfverify.core import event_loop
-from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
+from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.core.files import differences
 from selfverify.core.jsonl_store import STRICT, JsonlStore, stream_journal, write_journal
 from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Finish
 from selfverify.experiments.command_config import TeacherConfig
 from selfverify.tasks.math import read_choice
 from selfverify.visual.traces import VisualTrace
@@ -45,12 +47,24 @@ _ASKED = (
     "Question: {question}\n\nReference: {reference}\n\nAnswer: {answer}\n\n"
     "Reply with one word: CORRECT or INCORRECT."
 )
-_WORD = re.compile(r"\b(IN)?CORRECT\b")
+_WORD = re.compile(r"(?<![^\W_])(?:IN)?CORRECT(?![^\W_])")
+_FIRST = re.compile(r"[\W_]*(?:IN)?CORRECT[*_`]*\s*(?:[.,;!(\n-]|$)")
+"""A verdict that reasons may follow; "correct answer" and '"correct": false' are none."""
+_LAST = re.compile(r"(?P<before>.*?)(?:IN)?CORRECT(?:[^\w?]|_)*")
+_HEDGED = re.compile(
+    r"\b(?:NOT|NO(?!,)|NEVER|CANNOT|\w+N['’]T|NEITHER|NOR|IF|WHETHER|"
+    r"HARDLY|BARELY|PART\w*|MOSTLY|NEARLY|ALMOST)\b"
+)
 _THOUGHTS = re.compile(r".*</think>", re.DOTALL)
+_OF_ONE = (400, 413, 422)
+"""Statuses with which a server refuses one prompt, such as one that is too long for it."""
 LONGEST_ANSWER = 20_000
 """Characters of an answer that is judged."""
 _LETTER = re.compile(r"[A-H]")
-_UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+_UNSPACED = re.compile(
+    r"[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
+    r"\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
+)
 """Letters of scripts that leave no space between words."""
 
 
@@ -58,14 +72,16 @@ def asked_and_wanted(problem: Problem) -> dict[str, Any]:
     """Return all of a problem that a judge of answers has to know, in JSON's types."""
     about = {"question": problem.meta.get("question"), "target": problem.target}
     about |= {name: problem.meta[name] for name in ("options", "alternatives") if problem.meta.get(name)}
+    if further := [letter for letter in problem.meta.get("right", ()) if letter != problem.target]:
+        about["alternatives"] = further  # options of one meaning
     return about if isinstance(problem.target, str) else {"question": about["question"]}
 
 
 def settled_by_rules(about: Mapping[str, Any], answer: str | None) -> bool:
     """Whether the task's rules say if an answer is right.
 
-    They do where reference and answer are each one number or one word, where one of the problem's options
-    is chosen, and where the reference is no text, such as a box.
+    They do where all references and the answer are each one number or one word, where one of the problem's
+    options is chosen, and where the reference is no text, such as a box.
     """
     target, options = about.get("target"), about.get("options")
     if not isinstance(target, str):
@@ -75,7 +91,8 @@ def settled_by_rules(about: Mapping[str, Any], answer: str | None) -> bool:
             answer is not None and read_choice(answer, options or dict.fromkeys("ABCDEFGH", "")) is not None
         )
     return answer is not None and all(
-        len(t.split()) == 1 and not _UNSPACED.search(t) for t in (target, answer)
+        len(t.split()) == 1 and not _UNSPACED.search(t)
+        for t in (target, *about.get("alternatives", ()), answer)
     )
 
 
@@ -163,6 +180,10 @@ class Verdicts:
         found = self._known.execute("SELECT correct FROM known WHERE number = ?", (number,)).fetchone()
         return found if found is None or found[0] is None else (bool(found[0]),)
 
+    def any(self) -> bool:
+        """Whether a prompt was ever answered."""
+        return self._known.execute("SELECT 1 FROM known LIMIT 1").fetchone() is not None
+
     def add(self, rows: Sequence[OnAnswer]) -> None:
         """Append verdicts."""
         assert self._store is not None
@@ -193,6 +214,7 @@ class JudgedLooks:
         unasked: How many could not be judged: the server failed, or they are too long.
         by_rules: How many the task's rules settle.
         reason: Why the first of those could not be judged.
+        again: Whether a server failed in passing, so that a further call may judge more.
     """
 
     right: int = 0
@@ -201,6 +223,7 @@ class JudgedLooks:
     unasked: int = 0
     by_rules: int = 0
     reason: str = ""
+    again: bool = False
 
 
 def judge_answers(
@@ -222,7 +245,7 @@ def judge_answers(
     Raises:
         ConfigError: The judge is no server, or the verdicts were made otherwise.
         DataError: The journal is damaged, or a problem has no question in words.
-        ServerError: The server failed on all of a batch.
+        ServerError: The server failed on all of a batch, and not because of what was to be judged.
     """
     if judge.server is None:
         raise ConfigError("answers are judged by a model behind a server: name its server and model")
@@ -243,8 +266,9 @@ def judge_answers(
                 missing.setdefault(number, (trace.id, prompt))
         made, fault = event_loop.start(_ask_all(missing, judge, votes)).result() if missing else ([], None)
         verdicts.add(made)
-        if fault is not None and not made:
+        if fault is not None and not made and (fault.status not in _OF_ONE or not verdicts.any()):
             raise fault
+        found.again = found.again or (fault is not None and fault.retry)
         for number, trace in waiting:
             _count(found, verdicts.get(number), trace, fault)
         on_batch()
@@ -252,7 +276,7 @@ def judge_answers(
 
 
 def _count(
-    found: JudgedLooks, verdict: tuple[bool | None] | None, trace: VisualTrace, fault: SelfVerifyError | None
+    found: JudgedLooks, verdict: tuple[bool | None] | None, trace: VisualTrace, fault: ServerError | None
 ) -> None:
     if verdict is None:
         found.unasked += 1
@@ -268,21 +292,21 @@ def _count(
 
 async def _ask_all(
     missing: Mapping[int, tuple[str, str]], judge: TeacherConfig, votes: int
-) -> tuple[list[OnAnswer], SelfVerifyError | None]:
-    """Return the verdicts on prompts, and the first fault where some could not be asked."""
+) -> tuple[list[OnAnswer], ServerError | None]:
+    """Return the verdicts on prompts, and a fault, a passing one first, where some could not be asked."""
     from selfverify.clients.openai_client import OpenAIClient, ServerConfig  # they need the extra `serve`
 
     assert judge.server is not None
     async with OpenAIClient(ServerConfig(judge.server, timeout_s=judge.timeout)) as client:
         asked = (_ask(client, judge, votes, number, *one) for number, one in missing.items())
         rows = await asyncio.gather(*asked)
-    faults = [row for row in rows if not isinstance(row, OnAnswer)]
+    faults = sorted((row for row in rows if isinstance(row, ServerError)), key=lambda fault: not fault.retry)
     return [row for row in rows if isinstance(row, OnAnswer)], faults[0] if faults else None
 
 
 async def _ask(
     client: OpenAIClient, judge: TeacherConfig, votes: int, number: int, trace: str, prompt: str
-) -> OnAnswer | SelfVerifyError:
+) -> OnAnswer | ServerError:
     body = judge.fields | {
         "temperature": TEMPERATURE if votes > 1 else 0.0,
         "messages": [{"role": "user", "content": prompt}],
@@ -290,8 +314,9 @@ async def _ask(
     found, unclear = list[bool | None](), ""
     try:
         for replies in await asyncio.gather(*(client.chat({**body, "seed": seed}) for seed in range(votes))):
-            said = text_of(usable_choices(replies)[0]["message"].get("content"))
-            found.append(read_verdict(said))
+            choice = usable_choices(replies)[0]
+            said = text_of(choice["message"].get("content"))
+            found.append(None if choice.get("finish_reason") == Finish.LENGTH else read_verdict(said))
             unclear = unclear or (said[:200] if found[-1] is None else "")
     except ServerError as error:
         return error
@@ -301,11 +326,17 @@ async def _ask(
 def read_verdict(said: str) -> bool | None:
     """Return a judge's verdict: its only word, else that of its last line; None where it says neither.
 
-    Thoughts in a tag before it do not count.
+    The word begins what was said, or ends its last line, and no word before it takes it back ("not correct").
+    Thoughts in a tag before it do not count; where they have no end, there is no verdict.
     """
-    text = _THOUGHTS.sub("", said).strip().upper()
-    for part in (text, text.splitlines()[-1] if text else ""):
+    text = _THOUGHTS.sub("", said).strip("`" + string.whitespace).upper()
+    last = text.splitlines()[-1] if text else ""
+    if "<THINK>" in text:
+        return None
+    for part in (text, last):
         words = {match[0] for match in _WORD.finditer(part)}
         if len(words) == 1:
-            return words == {"CORRECT"}
+            ends = _LAST.fullmatch(last)
+            if _FIRST.match(part) or (ends and not _HEDGED.search(ends["before"])):
+                return words == {"CORRECT"}
     return None

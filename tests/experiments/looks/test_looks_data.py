@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
+from tests.experiments.looks.looks_files import write_lines
 from tests.experiments.looks.looks_recipe import far_recipe
 from typer.testing import CliRunner
 
@@ -177,6 +179,19 @@ def test_examples_are_put_before_the_question_in_words(tmp_path: Path, servers: 
     (tmp_path / "bad.jsonl").write_text('{"messages": 5}\n')
     with pytest.raises(DataError, match=r"bad\.jsonl, line 1: it is no trace"):
         collect_looks(far_recipe(), server, tmp_path / "x", 1, shots=str(tmp_path / "bad.jsonl"))
+
+
+def test_an_image_without_a_range_is_a_row_less(tmp_path: Path, servers: Loop) -> None:
+    """It is counted with its row's name, and the other rows are asked."""
+    url, _ = wrong_server(servers)
+    for name, mode in (("f.tif", "F"), ("c.jpg", "CMYK")):
+        Image.new(mode, (40, 40)).save(tmp_path / name)
+    rows = [{"id": n, "question": "?", "answer": "7", "images": [n]} for n in ("f.tif", "c.jpg")]
+    write_lines(tmp_path / "rows.jsonl", rows)
+    task = {"name": "look", "train": str(tmp_path / "rows.jsonl"), "look": {"tools": ["crop"]}}
+    recipe = far_recipe(task=task)
+    done = collect_looks(recipe, TeacherConfig(server=url, model="m"), tmp_path / "looks", 2)
+    assert (done.traces, done.unusable) == (1, 1) and "f.tif: an image cannot be shown" in done.reason
 
 
 def test_nothing_right_says_why(tmp_path: Path, servers: Loop) -> None:

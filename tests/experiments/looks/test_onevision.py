@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 from tests.experiments.looks.looks_files import write_lines
+from tests.experiments.looks.looks_recipe import trace
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
@@ -19,8 +20,15 @@ from selfverify.core.trajectory import Finish
 from selfverify.experiments import visual_data
 from selfverify.experiments.command_config import TeacherConfig
 from selfverify.experiments.recipe import Recipe, to_yaml
+from selfverify.experiments.train_stopping import _note_pairs, train_stopping
 from selfverify.experiments.visual_data import INDUCE, collect_looks, read_lines
-from selfverify.experiments.visual_judge import OnAnswer, read_verdict, settled_by_rules
+from selfverify.experiments.visual_judge import (
+    OnAnswer,
+    asked_and_wanted,
+    judge_prompt,
+    read_verdict,
+    settled_by_rules,
+)
 from selfverify.experiments.visual_sets import judge_looks, make_sets, read_pairs
 from selfverify.visual.config import VisualConfig
 from selfverify.visual.pairs import Pairing
@@ -80,9 +88,13 @@ class Servers:
 
     def __init__(self, servers: Loop) -> None:
         self.teacher = servers.upstream(FakeUpstream(write=self.look, knows_logprobs=False))
-        self.fake_judge = FakeUpstream(write=self.judge_answer, fault=lambda body: self.fault)
+        self.fake_judge = FakeUpstream(
+            write=self.judge_answer, fault=lambda body: self.fault if self.fails in str(body) else None
+        )
         self.judge = servers.upstream(self.fake_judge)
         self.fault: int | None = None
+        self.fails = ""
+        """Only requests with this text fail."""
 
     def look(self, body: Body, number: int) -> str:
         asked = [json.dumps(message, ensure_ascii=False) for message in body["messages"]]
@@ -191,6 +203,29 @@ def test_a_judge_decides_both_sides(tmp_path: Path, both: Servers) -> None:
         judge_looks(looks, TeacherConfig(own=True))
 
 
+def test_a_judge_that_fails_in_passing_ends_the_run(tmp_path: Path, both: Servers) -> None:
+    """Else other traces would be branched by the next call than by this one, which refuses to go on so. What
+    is refused for good is counted, and pairs that a verifier has begun to learn from do not change."""
+    recipe = one_vision(tmp_path, both, 20, votes=2)
+    both.fault, both.fails = 503, KINDS[3][2]
+    with pytest.raises(ServerError, match=r"answers could not be judged; the first: .*r\d+#\d"):
+        train_stopping(recipe, resume=True, data_only=True)
+    assert not (tmp_path / "run/looks/induced.jsonl").exists()
+    asked = len(both.fake_judge.seen)
+    both.fault = 400
+    looks = train_stopping(recipe, resume=True, data_only=True) / "looks"
+    left_out = json.loads((looks / "data.json").read_text())["sft_dropped"]["no model has judged the answer"]
+    assert left_out and all(both.fails in str(body) for body in both.fake_judge.seen[asked : asked + 2])
+    before = (looks / "pairs.jsonl").read_bytes()
+    train_stopping(recipe, resume=True, data_only=True)
+    assert (looks / "pairs.jsonl").read_bytes() == before
+    _note_pairs(looks.parent, begun=False)
+    _note_pairs(looks.parent, begun=True)
+    (looks / "pairs.jsonl").write_bytes(before[: before.index(b"\n") + 1])
+    with pytest.raises(ConfigError, match="no longer those from which"):
+        _note_pairs(looks.parent, begun=True)
+
+
 @pytest.mark.parametrize(
     ("target", "options", "answer", "settled"),
     [
@@ -200,10 +235,22 @@ def test_a_judge_decides_both_sides(tmp_path: Path, both: Servers) -> None:
         ("B", None, "(b)", True), ("B", None, "the blue one, I think", False), ("4", None, None, False),
         ("B", {"A": "red", "B": "blue"}, "blue", True), ("B", {"A": "red", "B": "blue"}, "azure", False),
         (None, None, "x y", True), ({"box": [1]}, None, "x y", True), ("yes", None, "", False),
+        ("\U00020089\U00020bb7", None, "\U00020089", False), ("\u0f40\u0f0b\u0f41", None, "\u0f40", False),
     ],
 )  # fmt: skip
 def test_what_rules_settle(target: Any, options: Any, answer: str | None, settled: bool) -> None:
     assert settled_by_rules({"target": target, "options": options}, answer) is settled
+
+
+def test_all_references_count(tmp_path: Path) -> None:
+    """A word is not wrong by rules where a further reference is in free words; options of one meaning are
+    all shown to the judge."""
+    assert not settled_by_rules({"target": "bike", "alternatives": ["a red car"]}, "car")
+    assert settled_by_rules({"target": "bike", "alternatives": ["bicycle"]}, "car")
+    options = {"A": "two", "B": "three", "C": "Two."}
+    rows = [{"question": "How many?", "answer": "A", "options": options, "images": []}]
+    about = asked_and_wanted(LookQuestions(LookQuestionsConfig(), {"train": rows}).problem("train", 0, 0))
+    assert "Reference: A. two or: C. Two.\n" in judge_prompt(about, trace(tmp_path, "t", "so"))
 
 
 @pytest.mark.parametrize(
@@ -212,6 +259,11 @@ def test_what_rules_settle(target: Any, options: Any, answer: str | None, settle
         ("CORRECT", True), ("**Incorrect.**", False), ("", None), ("I cannot say.", None),
         ("<think>It is INCORRECT, no, CORRECT.</think>\n\nCORRECT", True), ("UNCORRECTED", None),
         ("It could be CORRECT or INCORRECT.\nVerdict: INCORRECT", False), ("CORRECT or INCORRECT", None),
+        ("```\ncorrect\n```", True), ('{"verdict": "INCORRECT"}', False), ('{"correct": false}', None),
+        ("CORRECT. Both say that it is not a dog.", True), ("It is not a cat.\n\nINCORRECT", False),
+        ("The answer is not correct.", None), ("That isn't correct", None), ("Partially correct", None),
+        ("The correct answer is B, and this says C.", None), ("Is it CORRECT?", None),
+        ("<think>It seems CORRECT.\nCORRECT", None),
     ],
 )  # fmt: skip
 def test_a_judges_words(said: str, right: bool | None) -> None:
