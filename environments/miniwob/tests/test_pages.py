@@ -187,7 +187,7 @@ def id_of(shown: str, words: str) -> str:
 def play(made: BrowserAgents, problem: Problem, right: bool | None) -> Any:
     """Click the button that click-test-2 asks for, or the other one, or none, then hand in."""
     episode = made.open(problem, 0)
-    episode.panel.ask = Mock(wraps=episode.panel.ask)
+    episode.jury.ask = Mock(wraps=episode.jury.ask)
     try:
         shown = text_of(episode.reset())
         [asked] = re.findall(r'Task: "Click button (ONE|TWO)\."', shown)
@@ -210,7 +210,7 @@ def test_the_pages_own_reward_is_the_truth() -> None:
     problem = made.problem("test", 0, 1)  # in which no button lies over the other
     right, episode = play(made, problem, right=True)
     assert right.rewards["truth"] == 1.0 and right.rewards["answer"] == pytest.approx(0.95)
-    [case] = episode.panel.ask.call_args.args
+    [case] = episode.jury.ask.call_args.args
     assert case.instruction.startswith("Do what the page asks for.\nClick button ")
     wrong, _ = play(made, problem, right=False)
     assert wrong.rewards["truth"] == 0.0 and wrong.rewards["answer"] == pytest.approx(-0.05)

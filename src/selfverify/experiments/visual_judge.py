@@ -312,8 +312,12 @@ async def _ask(
         "messages": [{"role": "user", "content": prompt}],
     }
     found, unclear = list[bool | None](), ""
+    asked = (client.chat({**body, "seed": seed}) for seed in range(votes))
     try:
-        for replies in await asyncio.gather(*(client.chat({**body, "seed": seed}) for seed in range(votes))):
+        # All are waited for: what was still under way would be asked again by the next call.
+        for replies in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(replies, BaseException):
+                raise replies
             choice = usable_choices(replies)[0]
             said = text_of(choice["message"].get("content"))
             found.append(None if choice.get("finish_reason") == Finish.LENGTH else read_verdict(said))
