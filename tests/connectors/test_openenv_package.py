@@ -57,6 +57,7 @@ def test_the_generic_client() -> None:
     stock(use)
 
 
+@pytest.mark.xfail(strict=True, reason="it opens sessions by openenv/session/create, which we do not know")
 def test_the_client_of_tools() -> None:
     mcp_client = pytest.importorskip("openenv.core.mcp_client")
     types = pytest.importorskip("openenv.core.env_server.mcp_types")
