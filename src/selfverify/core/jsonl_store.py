@@ -296,10 +296,18 @@ def _header(row: type[Row], settings: Mapping[str, Any], path: Path) -> bytes:
     return _line({"rows": _name_of(row), "format": FORMAT, "settings": dict(settings)}, path)
 
 
+def json_line(value: Any) -> bytes:
+    """Return one line of JSON. A lone surrogate, which UTF-8 cannot hold, becomes "?".
+
+    Raises:
+        TypeError: The value holds what is no JSON.
+        ValueError: The value holds NaN or an infinity, or itself.
+    """
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n"
+
+
 def _line(value: Any, path: Path) -> bytes:
-    """Return one line of JSON. A lone surrogate, which UTF-8 cannot hold, becomes "?"."""
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return json_line(value)
     except (TypeError, ValueError) as error:
         raise DataError(f"{path}: a line cannot be stored as JSON: {error}") from None
-    return text.encode("utf-8", "replace") + b"\n"

@@ -26,6 +26,7 @@ from typing import Any
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import make_folder, written_whole
+from selfverify.core.jsonl_store import json_line
 from selfverify.data import fields
 from selfverify.data.fields import Images, Place, Record, Row, filled, first, listed, mapped, shown, text
 from selfverify.data.images import ImageRef
@@ -311,13 +312,12 @@ def write_conversations(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
     """
     check_output(path)
     make_folder(path.parent)
-    # Half a character, which no file can hold, becomes "?".
-    lines = [json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") for row in rows]
+    lines = [*map(json_line, rows)]
     if not lines:
         raise DataError(f"{path}: there are no conversations to write")
     with written_whole(path) as partial:
         if path.suffix == ".jsonl":
-            partial.write_bytes(b"\n".join([*lines, b""]))
+            partial.write_bytes(b"".join(lines))
         else:
             _write_parquet(partial, path, [json.loads(line) for line in lines])
     return len(lines)

@@ -26,7 +26,6 @@ their first turns; the prompt has all that was shown before.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -41,6 +40,7 @@ from selfverify.core.files import (
     write_json,
     written_whole,
 )
+from selfverify.core.jsonl_store import json_line
 from selfverify.evaluation.samples import IMAGES
 from selfverify.experiments.visual_data import read_lines
 from selfverify.experiments.visual_sets import SFT, fault_in, read_pairs, stands_twice
@@ -226,9 +226,7 @@ def _trl(row: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
 
 def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     with written_whole(path) as partial, partial.open("wb") as file:
-        for row in rows:
-            text = json.dumps(row, ensure_ascii=False, allow_nan=False)
-            file.write(text.encode("utf-8", "replace") + b"\n")
+        file.writelines(map(json_line, rows))
 
 
 def _parquet(path: Path, rows: Iterable[Mapping[str, Any]], talks: Sequence[str]) -> None:

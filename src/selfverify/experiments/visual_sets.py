@@ -6,7 +6,6 @@ the number of traces.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,6 +17,7 @@ from pydantic import TypeAdapter
 
 from selfverify.core.errors import DataError
 from selfverify.core.files import write_json, written_whole
+from selfverify.core.jsonl_store import json_line
 from selfverify.evaluation.samples import IMAGES, Progress
 from selfverify.experiments.command_config import TeacherConfig
 from selfverify.experiments.visual_data import TraceIndex, read_lines
@@ -177,11 +177,11 @@ def make_sets(folder: Path, demands: Demands, pairing: Pairing, judged: bool = F
                     if why:
                         unwanted[why] += 1
                     else:
-                        sft.write(_line(sft_line(trace)))
+                        sft.write(json_line(sft_line(trace)))
                         found.sft += 1
                 for pair in problem_pairs(kept, pairing, dropped):
                     balance.count(pair)
-                    spool.write(_line(pair_line(pair)))
+                    spool.write(json_line(pair_line(pair)))
             found.sft_dropped = dict(index.unusable + curation.dropped + unwanted)
             if not found.sft:
                 raise DataError(_nothing(folder, found))
@@ -252,8 +252,3 @@ def in_folder(messages: Iterable[Message]) -> list[Message]:
             content = [p | {"image": f"{IMAGES}/{p['image']}"} if is_image(p) else p for p in parts]
         found.append({"role": message["role"], "content": content})
     return found
-
-
-def _line(value: Mapping[str, Any]) -> bytes:
-    """One line of JSON."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n"

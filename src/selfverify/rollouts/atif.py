@@ -24,6 +24,7 @@ from pydantic import BaseModel
 
 from selfverify.core.episode import PolicyTurn
 from selfverify.core.errors import __version__
+from selfverify.core.jsonl_store import json_line
 from selfverify.core.trajectory import Finish
 from selfverify.rollouts.recording import RecordedGroup, RecordedSegment
 from selfverify.tasks.tool_calls import read_calls
@@ -250,7 +251,7 @@ def without_surrogates(value: Any) -> Any:
     Raises:
         ValueError: The value holds NaN or an infinity.
     """
-    return json.loads(json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace"))
+    return json.loads(json_line(value))
 
 
 _WHOLE = ("tokens", "logprobs", "text", "images")
