@@ -20,11 +20,10 @@ def record(self, batch, metrics):
     where = {"keys": batch.keys, "partition_id": batch.partition_id}
     data = transfer_queue.kv_batch_get(select_fields=[*names, "uid", "index", "extra_fields"], **where)
     actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
-    ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
     rows = {name: [row.tolist() for row in data[name].unbind()] for name in names}
     rows |= {"uid": list(data["uid"]), "index": [int(index) for index in data["index"]]}
     rows["plain"] = [extra[FIELD] for extra in data["extra_fields"]]
-    rows["parts"] = optimiser_batches(len(rows["uid"]), ranks, actor.ppo_mini_batch_size * rollout.n)
+    rows["parts"] = optimiser_batches(len(rows["uid"]), self._ranks(), actor.ppo_mini_batch_size * rollout.n)
     torch.save(rows, Path(os.environ["SELFVERIFY_RECORD"]) / f"step-{self.global_steps}.pt")
     return found
 

@@ -8,6 +8,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils
 from verl.workers.config import FSDPActorConfig
 from verl.workers.utils.losses import ppo_loss
+from workers import nested
 
 from selfverify.integrations.verl.streams import ADVANTAGE, KL_COEF, WEIGHT
 from selfverify.integrations.verl.trainer import policy_loss
@@ -15,10 +16,6 @@ from selfverify.objectives import importance_weight, surrogate, token_weights
 
 PROMPT, CUT = 3, ([0, 1, 2, 3, 4], [5, 6], [7, 8, 9, 10, 11])
 CLIP = SimpleNamespace(clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.28)
-
-
-def nested(rows):
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
 def batch(far=0.4):

@@ -1,32 +1,20 @@
 """The engine that forwards a prompt once for its group, against verl's own on the same batch."""
 
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image
-from tensordict import NonTensorData, NonTensorStack, TensorDict
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoProcessor,
-    LlamaConfig,
-    PreTrainedTokenizerFast,
-)
-from verl.trainer.config import CheckpointConfig
+from tensordict import NonTensorData, NonTensorStack
+from transformers import AutoModelForImageTextToText, AutoProcessor
 from verl.utils import tensordict_utils
-from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
-from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
 from verl.workers.utils.padding import no_padding_2_padding
+from workers import ALONE, batch, llama_folder, nested, worker
 
 from selfverify.core.errors import ConfigError
 from selfverify.integrations.verl import shared_engine
 from selfverify.integrations.verl.launch import VENDOR
 from selfverify.policy.loading import resolve
-
-ENGINE = {"strategy": "fsdp2", "model_dtype": "fp32", "mixed_precision": {"param_dtype": "fp32"},
-          "use_torch_compile": False}  # fmt: skip
 
 
 def loss_of(config, model_output, data, dp_group=None):
@@ -39,59 +27,29 @@ def loss_of(config, model_output, data, dp_group=None):
 @pytest.fixture(scope="module")
 def text_folder(tmp_path_factory):
     """A fresh Llama of two layers with fewer key heads than query heads."""
-    from tokenizers import Tokenizer, models
-
-    folder = tmp_path_factory.mktemp("llama")
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512,
-    )  # fmt: skip
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(97)}, unk_token="w0"))
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w0").save_pretrained(folder)
-    return str(folder)
+    return llama_folder(tmp_path_factory.mktemp("llama"), 97, 32, 48, 2, 4)
 
 
-def worker(path, shares, monkeypatch, lora=0, **engine):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-                        "MASTER_PORT": "29631"}.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("VERL_ENGINE_VENDOR", VENDOR if shares else "none")
-    made = TrainingWorker(
-        TrainingWorkerConfig(
-            model_type="language_model",
-            model_config=HFModelConfig(
-                path=path,
-                use_remove_padding=False,
-                override_config={"attn_implementation": "sdpa"},
-                lora_rank=lora,
-                lora_alpha=8,
-                target_modules="all-linear",
-            ),
-            engine_config=FSDPEngineConfig(**{**ENGINE, "use_dynamic_bsz": False} | engine),
-            optimizer_config=FSDPOptimizerConfig(lr=1e-3, total_training_steps=10),
-            checkpoint_config=CheckpointConfig(),
-        )
-    )
-    made.reset()
-    made.set_loss_fn(partial(loss_of, config=None))
-    return made
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch):
+    """A worker reads where it stands from variables, which end with the test."""
+    for name in (*ALONE, "VERL_ENGINE_VENDOR"):
+        monkeypatch.setenv(name, "")
 
 
-def nested(rows):
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+def made_worker(path, shares, lora=0, **engine):
+    model = {"lora_rank": lora, "lora_alpha": 8, "target_modules": "all-linear"}
+    return worker(path, VENDOR if shares else "none", loss_of, model, **engine)
 
 
-def batch(prompts, responses, positions, images=None, temperature=1.0):
-    """Rows as verl's trainer hands them to its engine."""
+def asked(prompts, responses, positions=None, images=None, temperature=1.0):
+    """Rows with weights for `loss_of`, whose entropies are wanted, too."""
     generator = torch.Generator().manual_seed(1)
-    rows = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
-    data = TensorDict({}, batch_size=len(rows))
-    data["input_ids"], data["prompts"], data["responses"] = nested(rows), nested(prompts), nested(responses)
-    data["position_ids"] = positions
-    data["loss_mask"] = nested([torch.ones(len(row), dtype=torch.long) for row in rows])
-    data["weights"] = nested([torch.randn(len(row), generator=generator) for row in rows])
+    data = batch(prompts, responses, positions)
+    data["weights"] = nested(
+        [torch.randn(len(row), generator=generator) for row in data["input_ids"].unbind()]
+    )
     if images is not None:
         data["multi_modal_inputs"] = NonTensorStack(*map(NonTensorData, images))
     tensordict_utils.assign_non_tensor(data, temperature=temperature, calculate_entropy=True)
@@ -108,8 +66,7 @@ def text_rows():
     one, two, three = drawn(13), drawn(5), drawn(13)
     prompts = [one, three, one, two, one, three, three, one]
     responses = [drawn(count) for count in (7, 1, 9, 4, 2, 6, 9, 3)]
-    rows = [torch.arange(len(p) + len(r)) for p, r in zip(prompts, responses, strict=True)]
-    return prompts, responses, nested(rows)
+    return prompts, responses
 
 
 def figures(made, data):
@@ -119,7 +76,7 @@ def figures(made, data):
 
 
 @pytest.mark.parametrize(("dynamic", "lora"), [(False, 0), (True, 0), (False, 4)])
-def test_values_gradients_and_weights_are_verls(text_folder, monkeypatch, dynamic, lora):
+def test_values_gradients_and_weights_are_verls(text_folder, dynamic, lora):
     size = {"use_dynamic_bsz": True, "max_token_len_per_gpu": 60, "infer_max_token_len_per_gpu": 60}
     if not dynamic:
         size = {"micro_batch_size_per_gpu": 4, "infer_micro_batch_size_per_gpu": 8}
@@ -127,19 +84,19 @@ def test_values_gradients_and_weights_are_verls(text_folder, monkeypatch, dynami
     made = {}
     for shares in (False, True):
         torch.manual_seed(0)  # adapters begin at random
-        made[shares] = worker(text_folder, shares, monkeypatch, lora, **size)
+        made[shares] = made_worker(text_folder, shares, lora, **size)
     for shares, each in made.items():
         counts = forwarded.setdefault(shares, [])
         each.engine.module.get_input_embeddings().register_forward_pre_hook(
             lambda module, args, counts=counts: counts.append(args[0].numel())
         )
     for temperature in (1.0, 0.7):
-        data = batch(*text_rows(), temperature=temperature)
+        data = asked(*text_rows(), temperature=temperature)
         mine, theirs = figures(made[True], data), figures(made[False], data)
         for name in mine:
             torch.testing.assert_close(mine[name], theirs[name], atol=2e-5, rtol=1e-4)
         steps = [
-            tensordict_utils.get(each.train_batch(batch(*text_rows(), temperature=temperature)), "metrics")
+            tensordict_utils.get(each.train_batch(asked(*text_rows(), temperature=temperature)), "metrics")
             for each in (made[True], made[False])
         ]
         assert steps[0]["grad_norm"] == pytest.approx(steps[1]["grad_norm"], rel=1e-4)
@@ -178,23 +135,23 @@ def image_rows():
     return [prompt] * len(shown), responses, positions, images
 
 
-def test_images_of_a_prompt_are_seen_once(monkeypatch):
+def test_images_of_a_prompt_are_seen_once():
     path = resolve("builtin:digits")
     size = {"micro_batch_size_per_gpu": 6, "infer_micro_batch_size_per_gpu": 6}
-    made = [worker(path, shares, monkeypatch, **size) for shares in (True, False)]
+    made = [made_worker(path, shares, **size) for shares in (True, False)]
     patches = []
     made[0].engine.module.model.visual.register_forward_pre_hook(
         lambda module, args: patches.append(len(args[0]))
     )
     prompts, responses, positions, images = image_rows()
-    data = batch(prompts, responses, positions, images)
+    data = asked(prompts, responses, positions, images)
     mine, theirs = (figures(each, data) for each in made)
     for name in mine:
         torch.testing.assert_close(mine[name], theirs[name], atol=5e-5, rtol=1e-4)
     assert patches[0] == 2 * len(images[0]["pixel_values"])
     for _ in range(2):
         steps = [
-            tensordict_utils.get(each.train_batch(batch(*image_rows())), "metrics")["grad_norm"]
+            tensordict_utils.get(each.train_batch(asked(*image_rows())), "metrics")["grad_norm"]
             for each in made
         ]
         assert steps[0] == pytest.approx(steps[1], rel=1e-3)
@@ -208,10 +165,10 @@ def test_what_has_an_attention_of_its_own_is_refused(text_folder, given):
         shared_engine.SharedPrefixEngine(model, engine, None, None)
 
 
-def test_rows_that_cannot_share_are_forwarded_as_verl_does(text_folder, monkeypatch, caplog):
+def test_rows_that_cannot_share_are_forwarded_as_verl_does(text_folder, caplog):
     size = {"micro_batch_size_per_gpu": 8, "infer_micro_batch_size_per_gpu": 8}
-    made = [worker(text_folder, shares, monkeypatch, **size) for shares in (True, False)]
-    data = batch(*text_rows())
+    made = [made_worker(text_folder, shares, **size) for shares in (True, False)]
+    data = asked(*text_rows())
     for each in made:
         each.engine.module.config.image_token_id = int(data["responses"].values()[0])
     mine, theirs = (figures(each, data) for each in made)
