@@ -52,11 +52,11 @@ class VisualBaseConfig(ToolModelsConfig):
     """A tool that the model may call; repeat the option. By default all that are available."""
 
     max_steps: int = Field(6, ge=1, le=100)
-    """The most steps. At the last one the model is told to answer."""
+    """The model looks at most so often; at the last step it is told to answer."""
 
     max_visual_tokens: int | None = Field(None, ge=1)
-    """The most visual tokens that the model is shown, with the question's images. An image that would exceed
-    them is left out, and the model is told to answer. For servers a token stands for 28 x 28 pixels."""
+    """The model is shown at most so many visual tokens, the question's images included. An image that would
+    exceed them is left out, and the model is told to answer. For servers a token is 28 x 28 pixels."""
 
     stop: str = Field("never", json_schema_extra={"option": "stop_looking"})
     """When looking ends before the last step: `never`, `after:N` steps, or verifier,
