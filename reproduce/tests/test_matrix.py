@@ -13,7 +13,16 @@ from tests.serving_servers import Body, FakeUpstream, Loop, tagged
 from tests.verifiers.test_reward_models import saved
 from typer.testing import CliRunner
 
-from reproduce.matrix import JudgedProblem, Models, app, judge_samples, matrix, run_matrix
+from reproduce.matrix import (
+    WRITTEN,
+    JudgedProblem,
+    Models,
+    app,
+    judge_samples,
+    matrix,
+    run_matrix,
+    stored_scores,
+)
 from selfverify.core.errors import ServerError
 from selfverify.core.jsonl_store import read_journal
 from selfverify.experiments.recipe import load_recipe
@@ -49,7 +58,7 @@ def test_matrix_runs_resumes_and_counts(
     assert most == [4, 1] and {"a answers", "a judges the answers of a", "b judges the answers of a"} < {
         *said
     }
-    assert {n: [*rows] for n, rows in cells.items()} == {
+    assert {n: [*rows] for n, rows in cells[0].cells.items()} == {
         1: [("a", "none"), ("b", "none")], 2: [("a", "majority"), ("b", "majority")]
     }  # fmt: skip
     written = {path: path.read_bytes() for path in tmp_path.glob("*-by-*.jsonl")}
@@ -62,21 +71,22 @@ def test_matrix_runs_resumes_and_counts(
 
 def test_a_reward_model_and_a_server(servers: Loop, tmp_path: Path) -> None:
     """A served model answers, a reward model of other makers judges; nothing is made twice."""
-    folder = saved(tmp_path / "rm")
+    saved(tmp_path / "r7")
     fake = FakeUpstream(write=lambda body, i: tagged(f"answer {i}", f"0.{i}"))
-    models = Models({"far": f"{servers.upstream(fake)}#m"}, rewarding={"rm": str(folder)})
+    models = Models({"far": f"{servers.upstream(fake)}#m"}, rewarding={"rm": str(tmp_path / "r{seed}")})
     small = ["task.name=word-sums", "evaluation.problems=3", "evaluation.samples=4"]
     recipe, output = load_recipe("adpo-digits", small), tmp_path / "out"
-    cells = run_matrix(models, recipe, output, sizes=(1, 4), say=quiet)
+    found = run_matrix(models, recipe, output, seeds=[7], sizes=(1, 4), say=quiet)
+    cells = found[7].cells
     assert [*cells[1]] == [("far", "none")] and ("far", "majority") in cells[4]
     record = json.loads((output / "matrix.json").read_text())
     assert [one["verifier"] for one in record["judging"]] == ["far", "rm"]
     assert "| far | rm |" in (output / "matrix.md").read_text()
-    header, rows = read_journal(output / "far-by-rm.jsonl", JudgedProblem)
+    header, rows = read_journal(output / "seed-7" / "far-by-rm.jsonl", JudgedProblem)
     assert header["judge"].startswith("reward model ")
     assert [len(rows[index].scores) for index in range(3)] == [4, 4, 4]
     asked = len(fake.seen)
-    run_matrix(models, recipe, output, sizes=(1, 4), say=quiet)
+    run_matrix(models, recipe, output, seeds=[7], sizes=(1, 4), say=quiet)
     assert len(fake.seen) == asked
 
 
@@ -107,8 +117,11 @@ def test_a_judge_that_fails_goes_on(servers: Loop, tmp_path: Path) -> None:
     assert len(read_journal(tmp_path / "far-by-far.jsonl", JudgedProblem)[1]) == 12
 
 
-def test_judged_samples_keep_their_places(tiny_folder: Path) -> None:
-    """Shuffled samples of two problems, one unreadable: every score is that of its own answer."""
+def test_judged_samples_keep_their_places(tiny_folder: Path, tmp_path: Path) -> None:
+    """Shuffled samples of two problems, one unreadable: every score is that of its own answer.
+
+    Written scores are tenths, drawn by the answer: the same ones again, and those of a prompt read alone.
+    """
     task = make_task("digits-pick")
     problems = [task.problem("test", 0, i) for i in range(2)]
     text = "<think>.</think><answer>{0} 2 3</answer><score>0.{0}</score><|im_end|>"
@@ -122,6 +135,14 @@ def test_judged_samples_keep_their_places(tiny_folder: Path) -> None:
     assert len(set(straight)) > 3
     for place, i in enumerate(order):
         assert shuffled[place] == (None if straight[i] is None else pytest.approx(straight[i], abs=1e-4))
+    stored = [
+        stored_scores(tmp_path / f"{batch}.jsonl", {}, lambda: judge, task, problems, rows, batch)
+        for batch in (1, 2)
+    ]
+    for found in stored:
+        assert found[""] == pytest.approx(straight, abs=1e-4) and found[WRITTEN] == stored[0][WRITTEN]
+    drawn = [value for value in stored[0][WRITTEN] if value is not None]
+    assert len(drawn) == 5 and all(10 * value == round(10 * value) for value in drawn) and len({*drawn}) > 1
     for row, score in zip(rows, straight, strict=True):
         row.scores["judge"] = score
     cells = matrix({"g": rows}, ["judge"], task, sizes=(1, 2))
