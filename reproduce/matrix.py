@@ -307,24 +307,23 @@ class Models:
 
     Args:
         both: The models' paths; ``URL#MODEL`` is one behind a server.
-        servers: More verifiers, models behind OpenAI-compatible servers as ``URL#MODEL``. They judge and
-            answer nothing.
+        judging: More verifiers, models as in ``both``. They judge and answer nothing.
         rewarding: More verifiers, folders of sequence classifiers with one label, or of models with a value
             head, which also read images.
     """
 
     both: Mapping[str, str]
-    servers: Mapping[str, str] = field(default_factory=dict)
+    judging: Mapping[str, str] = field(default_factory=dict)
     rewarding: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def judges(self) -> dict[str, str]:
         """All of them."""
-        return {**self.both, **self.servers, **self.rewarding}
+        return {**self.both, **self.judging, **self.rewarding}
 
     def of(self, seed: int) -> Models:
         """Put a training seed where paths say ``{seed}``."""
-        given = (self.both, self.servers, self.rewarding)
+        given = (self.both, self.judging, self.rewarding)
         return Models(
             *({name: path.replace("{seed}", str(seed)) for name, path in of.items()} for of in given)
         )
@@ -399,7 +398,7 @@ def _one_seed(
         raise ConfigError(f"sizes from {min(sizes)}: only evaluation.samples={config.samples} are drawn")
     make_output_folder(output)
     held = _Held(models, recipe, form)
-    known = {name: f"{name} ({address})" for name, address in models.servers.items()}
+    known = {name: held.answerer(name).weights() for name in models.judging}
     known |= {name: reward_identity(path) for name, path in models.rewarding.items()}
     samples: dict[str, list[StoredSample]] = {}
     spaces: set[tuple[int, int]] = set()
@@ -450,12 +449,13 @@ class _Held:
     def __init__(self, models: Models, recipe: Recipe, form: Form) -> None:
         self.models, self.policy, self.form = models, recipe.policy, form
         self._name, self._held = "", list[Any]()
-        for name in models.servers:  # their addresses are read before anything is loaded
-            self.judge(name)
+        for name, path in models.judges.items():  # their addresses are read before anything is loaded
+            if is_served(path):
+                self.judge(name)
 
     def answerer(self, name: str) -> Policy | ServerAnswerer:
         """Return a model, which takes the place of the one before."""
-        return self._take(name, make_answerer, self.policy.for_model(self.models.both[name]))
+        return self._take(name, make_answerer, self.policy.for_model(self.models.judges[name]))
 
     def judge(self, name: str) -> Verifier:
         """Return a model as a judge; one behind a server is asked in a turn of its own."""
@@ -465,7 +465,7 @@ class _Held:
             if has_value_head(path):
                 return self._take(name, ValueHead.load, path, name, self.policy)
             return self._take(name, RewardModel.load, path, name, self.policy.device)
-        if name in self.models.servers or is_served(path):
+        if is_served(path):
             from selfverify.verifiers.server_judge import ServerJudge
 
             return ServerJudge.measuring(path, name, self.policy.server)
@@ -530,8 +530,8 @@ class MatrixSettings(CommandConfig):
     ask: bool = False
     """Ask judges for their score in a turn of its own, not at the answer's end."""
 
-    server: list[str] = []
-    """More verifiers: NAME=URL#MODEL, a model behind an OpenAI-compatible server; repeatable."""
+    judge: list[str] = []
+    """More verifiers: NAME=MODEL, which judge and answer nothing; repeatable."""
 
     reward_model: list[str] = []
     """More verifiers: NAME=FOLDER, a reward model: a sequence classifier with one label, which reads text, or
@@ -549,7 +549,7 @@ def command(
 ) -> None:
     """Let every model answer and every model judge, and compare all pairs.
 
-    A model may be one behind a server, `NAME=URL#MODEL`; --server adds such a one as a verifier alone.
+    A model may be one behind a server, `NAME=URL#MODEL`.
 
     Examples:
 
@@ -559,7 +559,7 @@ def command(
     strategies = settings.strategy.split(",")
     for strategy in strategies:
         find_strategy(strategy)
-    given = [*map(named_folders, (models, settings.server, settings.reward_model))]
+    given = [*map(named_folders, (models, settings.judge, settings.reward_model))]
     names = [name for pairs in given for name, _ in pairs]
     for name in names:
         if not name.replace("-", "").replace("_", "").isalnum() or name in ("majority", "none"):

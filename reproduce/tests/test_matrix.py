@@ -69,18 +69,21 @@ def test_matrix_runs_resumes_and_counts(
     assert json.loads((tmp_path / "matrix.json").read_text())["task"] == "digits-pick"
 
 
-def test_a_reward_model_and_a_server(servers: Loop, tmp_path: Path) -> None:
-    """A served model answers, a reward model of other makers judges; nothing is made twice."""
+def test_a_reward_model_and_a_server(servers: Loop, tmp_path: Path, tiny_folder: Path) -> None:
+    """A served model answers, a policy and a reward model of other makers judge; nothing is made twice."""
     saved(tmp_path / "r7")
     fake = FakeUpstream(write=lambda body, i: tagged(f"answer {i}", f"0.{i}"))
-    models = Models({"far": f"{servers.upstream(fake)}#m"}, rewarding={"rm": str(tmp_path / "r{seed}")})
+    address, rewarding = f"{servers.upstream(fake)}#m", {"rm": str(tmp_path / "r{seed}")}
+    models = Models({"far": address}, judging={"own": str(tiny_folder)}, rewarding=rewarding)
     small = ["task.name=word-sums", "evaluation.problems=3", "evaluation.samples=4"]
     recipe, output = load_recipe("adpo-digits", small), tmp_path / "out"
     found = run_matrix(models, recipe, output, seeds=[7], sizes=(1, 4), say=quiet)
     cells = found[7].cells
     assert [*cells[1]] == [("far", "none")] and ("far", "majority") in cells[4]
     record = json.loads((output / "matrix.json").read_text())
-    assert [one["verifier"] for one in record["judging"]] == ["far", "rm"]
+    assert [one["verifier"] for one in record["judging"]] == [
+        "far", "own", "own, written", "rm"
+    ]  # fmt: skip
     assert "| far | rm |" in (output / "matrix.md").read_text()
     header, rows = read_journal(output / "seed-7" / "far-by-rm.jsonl", JudgedProblem)
     assert header["judge"].startswith("reward model ")
@@ -164,12 +167,12 @@ def run(*words: str) -> tuple[int, str]:
         (["../a=x"], "cannot name a model"),
         (["majority=x"], "cannot name a model"),
         (["a=x", "--sizes", "1,b"], "--sizes"),
-        (["a=x", "--server", "http://h#m"], "say NAME=FOLDER"),
-        (["a=x", "--server", "a=http://h#m"], "two models are called a"),
+        (["a=x", "--judge", "http://h#m"], "say NAME=FOLDER"),
+        (["a=x", "--judge", "a=http://h#m"], "two models are called a"),
         (["a=x", "--strategy", "bst"], "no strategy"),
         (["a=x", "--sizes", "9,16"], "sizes from 9: only evaluation.samples=8 are drawn"),
         (["a=x", "--set", "evaluation.score=greedy"], "so all are read softly"),
-        (["a=x", "--server", "r=http://h#m", "--reward-model", "r=x"], "two models are called r"),
+        (["a=x", "--judge", "r=http://h#m", "--reward-model", "r=x"], "two models are called r"),
         (["a=x", "--reward-model", "r=nowhere"], "config.json and weights in safetensors"),
     ],
 )
