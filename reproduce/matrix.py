@@ -398,7 +398,7 @@ def _one_seed(
         raise ConfigError(f"sizes from {min(sizes)}: only evaluation.samples={config.samples} are drawn")
     make_output_folder(output)
     held = _Held(models, recipe, form)
-    known = {name: held.answerer(name).weights() for name in models.judging}
+    known = {name: _identity(held.answerer(name)) for name in models.judging}
     known |= {name: reward_identity(path) for name, path in models.rewarding.items()}
     samples: dict[str, list[StoredSample]] = {}
     spaces: set[tuple[int, int]] = set()
@@ -507,6 +507,10 @@ def _answer(
     made = {p.id: p for p in held_out.make(range(held_out.total)).values()}
     order = dict.fromkeys(s.problem for s in samples)
     return str(header["weights"]), samples, [made[name] for name in order]
+
+
+def _identity(answerer: Policy | ServerAnswerer) -> str:
+    return answerer.fingerprint() if isinstance(answerer, Policy) else answerer.weights()
 
 
 class MatrixSettings(CommandConfig):
