@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,10 @@ import numpy as np
 import torch
 import typer
 
-from reproduce.by_size import SIZES, Place, columns_for, figures_by_size, sizes_of
+from reproduce.by_size import SIZES, columns_for, figures_by_size, sizes_of
 from reproduce.scripts import Overrides, named_folders, script
 from reproduce.statistics import MeasuredRun, difference, measure_run, pooled
-from reproduce.tables import TESTED, Column, difference_table, figure_table
+from reproduce.tables import Column, seed_tables
 from selfverify.cli.options import settings_as_options
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError, DataError
@@ -145,24 +145,20 @@ def as_markdown(found: Mapping[int, Found], against: Pair | None = None) -> str:
         against: The pair whose differences from all others are shown, too, in each table that has it.
     """
     tables = _tables(found)
-    places = dict.fromkeys(p for by_pair in tables.values() for of in by_pair.values() for p in of[min(of)])
-    values = Counter(name.partition(": ")[0] for name in {p.category for p in places if isinstance(p, Place)})
-    columns = columns_for(
-        p for p in places if isinstance(p, Place) and values[p.category.partition(": ")[0]] <= MOST_VALUES
+    places = dict.fromkeys(
+        place for one in found.values() for of in one.cells.values() for run in of.values() for place in run
     )
-    head, parts = ["generator", "verifier"], []
-    for title, by_pair in tables.items():
-        shown = [*JUDGING] if title == TOLD else columns
-        parts += [
-            f"## {title}",
-            figure_table(head, {pair: pooled(of) for pair, of in by_pair.items()}, shown),
-        ]
-        if against in by_pair:
-            ahead = {
-                pair: difference(of, by_pair[against]) for pair, of in by_pair.items() if pair != against
-            }
-            table, count = difference_table(head, ahead, shown)
-            parts += [f"Differences from {against[0]} with {against[1]} {TESTED.format(count=count)}", table]
+    values = Counter(name.partition(": ")[0] for name in {place.category for place in places})
+    few = columns_for(p for p in places if values[p.category.partition(": ")[0]] <= MOST_VALUES)
+    ahead = {
+        title: {pair: difference(of, by_pair[against]) for pair, of in by_pair.items() if pair != against}
+        for title, by_pair in tables.items()
+        if against in by_pair
+    }
+    parts = seed_tables(
+        ["generator", "verifier"], tables, lambda title: JUDGING if title == TOLD else few, ahead,
+        " with ".join(against or ()),
+    )  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
 
@@ -270,18 +266,6 @@ def _drawn(reading: ScoreReading | None, name: str) -> float | None:
         return None
     shares = reading.distribution()
     return random.Random(name).choices([*shares], [*shares.values()])[0]
-
-
-def judge_samples(
-    judge: Verifier, task: Task, problems: Sequence[Problem], samples: Sequence[StoredSample], batch: int = 64
-) -> list[float | None]:
-    """Return a judge's scores in the order of the samples; None for answers that could not be read."""
-    by_problem: dict[str, Iterator[float | None]] = {}
-    for first in range(0, len(problems), batch):
-        part = problems[first : first + batch]
-        scores = judge.score(_groups(task, part, samples))
-        by_problem |= {problem.id: iter(own) for problem, own in zip(part, scores, strict=True)}
-    return [next(by_problem[sample.problem]) for sample in samples]
 
 
 def _groups(task: Task, problems: Sequence[Problem], samples: Sequence[StoredSample]) -> list[Group]:

@@ -18,13 +18,13 @@ from reproduce.matrix import (
     JudgedProblem,
     Models,
     app,
-    judge_samples,
     matrix,
     run_matrix,
     stored_scores,
 )
 from selfverify.core.errors import ServerError
 from selfverify.core.jsonl_store import read_journal
+from selfverify.evaluation.samples import StoredSample
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
@@ -123,28 +123,25 @@ def test_a_judge_that_fails_goes_on(servers: Loop, tmp_path: Path) -> None:
 def test_judged_samples_keep_their_places(tiny_folder: Path, tmp_path: Path) -> None:
     """Shuffled samples of two problems, one unreadable: every score is that of its own answer.
 
-    Written scores are tenths, drawn by the answer: the same ones again, and those of a prompt read alone.
+    Written scores are tenths, which differ.
     """
     task = make_task("digits-pick")
     problems = [task.problem("test", 0, i) for i in range(2)]
     text = "<think>.</think><answer>{0} 2 3</answer><score>0.{0}</score><|im_end|>"
     rows = [sample(p.id, k, False, 0.5, text=text.format(k)) for p in problems for k in range(3)]
     rows[4].answer = None
-    judge = PolicyJudge(Policy.load(str(tiny_folder), device="cpu"))
-    straight = judge_samples(judge, task, problems, rows)
-    order = [5, 0, 3, 1, 4, 2]
-    shuffled = judge_samples(judge, task, problems, [rows[i] for i in order], batch=1)
+    judge, order = PolicyJudge(Policy.load(str(tiny_folder), device="cpu")), [5, 0, 3, 1, 4, 2]
+
+    def stored(rows: list[StoredSample], batch: int) -> dict[str, list[float | None]]:
+        return stored_scores(tmp_path / f"{batch}.jsonl", {}, lambda: judge, task, problems, rows, batch)
+
+    both, shuffled = stored(rows, 2), stored([rows[i] for i in order], 1)[""]
+    straight = both[""]
     assert straight[4] is None and None not in [*straight[:4], straight[5]]
     assert len(set(straight)) > 3
     for place, i in enumerate(order):
         assert shuffled[place] == (None if straight[i] is None else pytest.approx(straight[i], abs=1e-4))
-    stored = [
-        stored_scores(tmp_path / f"{batch}.jsonl", {}, lambda: judge, task, problems, rows, batch)
-        for batch in (1, 2)
-    ]
-    for found in stored:
-        assert found[""] == pytest.approx(straight, abs=1e-4) and found[WRITTEN] == stored[0][WRITTEN]
-    drawn = [value for value in stored[0][WRITTEN] if value is not None]
+    drawn = [value for value in both[WRITTEN] if value is not None]
     assert len(drawn) == 5 and all(10 * value == round(10 * value) for value in drawn) and len({*drawn}) > 1
     for row, score in zip(rows, straight, strict=True):
         row.scores["judge"] = score

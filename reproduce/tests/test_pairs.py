@@ -92,7 +92,7 @@ def test_seeds_are_pooled_and_compared_by_every_strategy() -> None:
     each = [value(one.cells[4]["a", "judge"]) for one in found.values()]
     assert cells["judge", 4]["mean"] == pytest.approx(np.mean(each)) and each[1] > each[0]
     page = as_markdown(found, ("a", "judge"))
-    ahead = page.split("Differences from a with judge")[1:]
+    ahead = page.split("Difference from **a with judge**")[1:]
     assert len(ahead) == 2 and "comparisons of the table" in ahead[0]
     gap = np.mean([value(one.cells[4]["a", "soft"]) for one in found.values()]) - np.mean(each)
     row = next(line for line in ahead[0].splitlines() if "| soft |" in line)
