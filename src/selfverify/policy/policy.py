@@ -44,7 +44,7 @@ from selfverify.policy.forward import Forward
 from selfverify.policy.kv_sessions import GivenUp, KVSession, SharedKVSession, TokenCallback
 from selfverify.policy.loading import Loaded, load
 from selfverify.policy.packing import Continuations, RaggedTokens
-from selfverify.policy.recomputing_sessions import Engine, RecomputingSession, Unshared
+from selfverify.policy.recomputing_sessions import Engine, RecomputingSession, sample_apart
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -184,7 +184,6 @@ class Policy:
         self._head_is_checked = False
         self._checked_plain: set[bool] = set()
         """Of prompts without images and with some, those whose plain forward is checked."""
-        self._unshared = Unshared(config.path)
         self.cache = None if config.train_vision else ByteCache(config.vision_cache_mb, tensor_bytes)
         self._hold(loaded)
         self.engine: Engine | None = None
@@ -400,8 +399,10 @@ class Policy:
         if not prompts:
             return []
         if not self._shares():
-            voice, own = self.voice(sampling), self._unshared
-            return self.running.infer(lambda: own.sample(self.forward, voice, prompts, seeds, self.logprobs))
+            voice = self.voice(sampling)
+            return self.running.infer(
+                lambda: sample_apart(self.forward, voice, prompts, seeds, self.logprobs)
+            )
         threads = SharedKVSession(self.forward, self.voice(sampling), prompts, seeds, self.running.infer)
         places = [(b, g) for b in range(len(prompts)) for g in range(sampling.group_size)]
         said = threads.generate(dict.fromkeys(places, 0), more=False, given_up=given_up, watcher=watcher)
