@@ -15,12 +15,11 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 from selfverify.core import worker as child
@@ -199,11 +198,11 @@ class WorkerPool:
                 "that can be imported"
             )
         self.name, self.workers, self.retries = name, workers, retries
-        self.max_input, self.cache_size = max_input, cache
+        self.max_input = max_input
+        self._remembered = lru_cache(maxsize=cache)(self._outcome)
         self._make = partial(Worker, module, name, timeout_s, max_output, memory_mb)
         self._works = False
-        self.timeouts = self.restarts = self.cached = 0
-        self._cache: OrderedDict[bytes, CallOutcome] = OrderedDict()
+        self.timeouts = self.restarts = 0
         self._fresh()
         _pools.add(self)
 
@@ -225,20 +224,7 @@ class WorkerPool:
         if len(request) > self.max_input:
             reason = f"the arguments take {len(request)} of {self.max_input} bytes"
             return CallOutcome("refused", reason=reason)
-        with self._lock:
-            found = self._cache.get(request)
-            if found is not None:
-                self.cached += 1
-                self._cache.move_to_end(request)
-                return found
-        with self._places:
-            outcome = self._try(request)
-        with self._lock:
-            if self.cache_size:
-                self._cache[request] = outcome
-                if len(self._cache) > self.cache_size:
-                    self._cache.popitem(last=False)
-        return outcome
+        return self._remembered(request)
 
     def map(self, calls: Iterable[Sequence[Any]]) -> list[CallOutcome]:
         """Return the outcomes of several calls in their order; as many run at once as there are workers."""
@@ -247,8 +233,13 @@ class WorkerPool:
 
     def counters(self) -> dict[str, float]:
         """Return how many tries timed out, workers were replaced, and calls were answered from the cache."""
-        counted = {"timeouts": self.timeouts, "restarts": self.restarts, "cached": self.cached}
+        cached = self._remembered.cache_info().hits
+        counted = {"timeouts": self.timeouts, "restarts": self.restarts, "cached": cached}
         return {f"workers/{name}": float(value) for name, value in counted.items()}
+
+    def _outcome(self, request: bytes) -> CallOutcome:
+        with self._places:
+            return self._try(request)
 
     def _try(self, request: bytes) -> CallOutcome:
         outcome, closings = CallOutcome("died"), self._closings
@@ -327,12 +318,6 @@ class WorkerPool:
             worker.let_go()
             _left_behind.append(worker)
         self._fresh()
-
-    def __enter__(self) -> WorkerPool:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def _kill_all(workers: set[Worker]) -> None:
