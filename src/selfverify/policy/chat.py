@@ -53,15 +53,15 @@ def reply_parts(reply: Observation, where: str) -> list[dict[str, Any]]:
         raise DataError(f"{where}: the reply's images are no list")
     if isinstance(reply.content, str):
         return [{"type": "text", "text": reply.content}]
-    if not isinstance(reply.content, list | tuple):
-        raise DataError(f"{where}: the reply's content is neither a text nor a list of parts")
-    for part in reply.content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "image" and not (kind == "text" and isinstance(part.get("text"), str)):
-            raise DataError(
-                f"{where}: the reply has a part that is neither an image nor a text: {str(part)[:100]}"
-            )
-    return list(reply.content)
+    parts, wrong = reply.content, [reply.content]
+    if isinstance(parts, list | tuple):
+        wrong = [part for part in parts if not (_is_part(part) and part["type"] in ("text", "image"))]
+    if wrong:
+        raise DataError(
+            f"{where}: the reply's content has {str(wrong[0])[:100]}; it has to be a text or a list of "
+            "{'type': 'text', 'text': ...} and {'type': 'image'}"
+        )
+    return list(parts)
 
 
 def without_surrogates(text: str) -> str:
@@ -126,29 +126,25 @@ def check_template(loaded: Loaded) -> None:
     """Refuse a model without a chat template, or with one that is no jinja template.
 
     Raises:
-        ConfigError: It has none, or several of which none is the default, or one cannot be read.
+        ConfigError: It has none, or several of which none is the default, or one that is used (there may be
+            another for problems with tools) cannot be read.
     """
     tokenizer: Any = loaded.tokenizer
     remedy = f"put a right one into {tokenizer.name_or_path or 'its folder'} as chat_template.jinja"
-    found = tokenizer.chat_template
-    if not found:
+    try:
+        used = {tokenizer.get_chat_template(), tokenizer.get_chat_template(tools=[{}])}
+        if "" in used:
+            raise ValueError("it is empty")
+    except ValueError as error:
         raise ConfigError(
-            "policy.path: the model has no chat template, which makes prompts of messages; take one that was "
-            f"tuned to chat, or {remedy}"
-        )
-    named = found if isinstance(found, dict) else {"default": found}
-    if "default" not in named:
-        raise ConfigError(
-            f"policy.path: the model has the chat templates {', '.join(sorted(named))}, and none is called "
-            f"default; {remedy}"
-        )
-    for name, template in named.items():
+            f"policy.path: the model has no chat template, which makes prompts of messages ({error}); take "
+            f"one that was tuned to chat, or {remedy}"
+        ) from error
+    for template in used:
         try:
             tokenizer.apply_chat_template([_ASKED], chat_template=template, tokenize=False)
         except (TemplateSyntaxError, ImportError) as error:
-            raise ConfigError(
-                f"policy.path: the model's chat template {name!r} cannot be read: {error}; {remedy}"
-            ) from error
+            raise ConfigError(f"policy.path: its chat template cannot be read: {error}; {remedy}") from error
         except Exception:
             # It takes other messages than this one: problems will tell.
             continue
@@ -352,12 +348,13 @@ def _is_message(message: Any) -> bool:
     content = message.get("content")
     if not isinstance(content, list):
         return content is None or isinstance(content, str)
-    return all(
-        isinstance(part, dict)
-        and isinstance(part.get("type"), str)
-        and (part["type"] != "text" or isinstance(part.get("text"), str))
-        for part in content
-    )
+    return all(map(_is_part, content))
+
+
+def _is_part(part: Any) -> bool:
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        return False
+    return part["type"] != "text" or isinstance(part.get("text"), str)
 
 
 def _check_shown(problem: Problem, text: str) -> None:
