@@ -636,8 +636,6 @@ def lengthened(model: Any, tensors: dict[str, Tensor], prompt: int, length: int)
 
 log = logging.getLogger(__name__)
 
-__all__ = ["FAMILIES", "Family", "ImageInput", "Unknown", "VisionFamily", "family_of"]
-
 FAMILIES: dict[str, type[Family]] = {
     "gemma3": Gemma3,
     "idefics3": Idefics3,
