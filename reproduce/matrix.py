@@ -25,7 +25,7 @@ from reproduce.tables import Column, figure_table
 from selfverify.cli.options import settings_as_options
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import make_output_folder, write_json, write_text
+from selfverify.core.files import make_folder, write_json, write_text
 from selfverify.core.jsonl_store import STRICT, open_journal, read_journal
 from selfverify.core.policy_config import is_served
 from selfverify.core.problem import Problem
@@ -305,7 +305,7 @@ def run_matrix(
         )
     if min(sizes) > config.samples:
         raise ConfigError(f"sizes from {min(sizes)}: only evaluation.samples={config.samples} are drawn")
-    make_output_folder(output)
+    make_folder(output)
     held = _Held(models, recipe, form)
     known = {name: f"{name} ({address})" for name, address in models.servers.items()}
     known |= {name: reward_identity(path) for name, path in models.rewarding.items()}

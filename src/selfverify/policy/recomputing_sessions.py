@@ -171,8 +171,10 @@ def _draw(forward: Forward, voice: TokenSampler, prompt: Prompt, seed: int) -> l
         steps = max(1, min(steps, room - len(prompt.ids)))
     draws = [uniform_draws(seed, sample, 0, steps) for sample in range(voice.sampling.group_size)]
     said = _Said(voice, torch.stack(draws).to(forward.device))
-    shows_images = forward.family.shares_prompts and forward.family.placeholder(forward.model) is not None
-    (_continue if shows_images else _generate)(forward, prompt, said)
+    if forward.family.shares_prompts and forward.family.placeholder(forward.model) is not None:
+        _continue(forward, prompt, said)
+    else:
+        _generate(forward, prompt, said)
     return said.samples()
 
 
