@@ -206,7 +206,7 @@ def stream_journal(
     if not path.stat().st_size:
         raise DataError(f"{path} is empty; delete it to start over")
     try:
-        header = json.loads(first)
+        header = json.loads(first.decode())
     except (ValueError, RecursionError):
         header = None
     settings = header.pop("settings", None) if isinstance(header, dict) else None

@@ -473,17 +473,19 @@ class Opening:
         Returns:
             The text; None where the template changes what stands before it.
         """
-        if not self.continues:
+        if self.continues:
+            if role != "user":
+                return None
+            whole = chat_text(loaded, _continued(problem, parts or _MARKED))
+        else:
             shown = [{"role": role, "content": list(parts)}] if parts else []
             whole = chat_text(loaded, replace(problem, messages=[*problem.messages, *shown]))
-            return whole.removeprefix(self.prompt) if whole.startswith(self.prompt) else None
-        if role != "user":
-            return None
-        whole = chat_text(loaded, _continued(problem, parts or _MARKED))
         if not whole.startswith(self.prompt):
             return None
         rest = whole.removeprefix(self.prompt)
-        return BETWEEN + rest if parts else rest.removeprefix(_MARK)
+        if self.continues:
+            return BETWEEN + rest if parts else rest.removeprefix(_MARK)
+        return rest
 
 
 def find_opening(loaded: Loaded, problem: Problem) -> Opening:
@@ -497,13 +499,16 @@ def find_opening(loaded: Loaded, problem: Problem) -> Opening:
     reasons = []
     for continues in (False, True):
         try:
-            opening = _opening(loaded, problem, continues)
-        except TemplateRefusal as error:
-            reasons.append(error.reason)
-        else:
-            if opening is not None:
+            if continues:
+                prompt = chat_text(loaded, _continued(problem, _MARKED)).partition(_MARK)[0]
+            else:
+                prompt = chat_text(loaded, problem, begun=False)
+            opening = Opening(prompt, continues)
+            if _MARK in (opening.rest(loaded, problem, "user", _MARKED) or ""):
                 return opening
             reasons.append("it writes other text before what is shown")
+        except TemplateRefusal as error:
+            reasons.append(error.reason)
     chat_text(loaded, problem)  # what it refuses of every conversation is this problem's fault
     raise ConfigError(
         f"problem {problem.id}: with the model's chat template the environment cannot speak first. As a "
@@ -511,20 +516,10 @@ def find_opening(loaded: Loaded, problem: Problem) -> Opening:
     )
 
 
-def _opening(loaded: Loaded, problem: Problem, continues: bool) -> Opening | None:
-    """Return the opening of one kind; None where the template does not write the shown parts at its end."""
-    if not continues:
-        prompt = chat_text(loaded, problem, begun=False)
-        opening = Opening(prompt, continues)
-        return opening if _MARK in (opening.rest(loaded, problem, "user", _MARKED) or "") else None
+def _continued(problem: Problem, parts: Sequence[dict[str, Any]]) -> Problem:
+    """The problem with ``parts`` at the end of its last message, which has to be a user's."""
     if not problem.messages or problem.messages[-1]["role"] != "user":
         raise TemplateRefusal(problem.id, "the last message is not a user's")
-    prompt, marked, _ = chat_text(loaded, _continued(problem, _MARKED)).partition(_MARK)
-    return Opening(prompt, continues) if marked else None
-
-
-def _continued(problem: Problem, parts: Sequence[dict[str, Any]]) -> Problem:
-    """The problem with ``parts`` at the end of its last message."""
     *before, last = problem.messages
     content = [*content_parts(last["content"]), *parts]
     return replace(problem, messages=[*before, {**last, "content": content}])
