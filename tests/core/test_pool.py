@@ -7,15 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-import slow_worker
 import worker_functions as functions
 from selfverify.core.errors import ConfigError
 from selfverify.core.process_pool import CallOutcome, Worker, WorkerPool
@@ -47,7 +44,7 @@ def gone(pid: int, within_s: float = 20.0) -> bool:
 
 
 def test_calls_go_to_a_process_that_stays() -> None:
-    with closing(WorkerPool(functions.pid, timeout_s=30)) as pool:
+    with WorkerPool(functions.pid, timeout_s=30) as pool:
         first, second = pool.call(1).value, pool.call(2).value
         assert first == second != os.getpid()
         assert pool.restarts == 0
@@ -55,12 +52,12 @@ def test_calls_go_to_a_process_that_stays() -> None:
 
 
 def test_what_the_function_prints_does_not_get_between_the_replies() -> None:
-    with closing(WorkerPool(functions.add, timeout_s=30)) as pool:
+    with WorkerPool(functions.add, timeout_s=30) as pool:
         assert pool.call(2, 3) == CallOutcome("done", 5)
 
 
 def test_a_worker_imports_nothing_heavy() -> None:
-    with closing(WorkerPool(functions.modules, timeout_s=30)) as pool:
+    with WorkerPool(functions.modules, timeout_s=30) as pool:
         assert not {"torch", "transformers", "numpy", "PIL"} & set(pool.call().value)
 
 
@@ -68,7 +65,7 @@ def test_a_worker_imports_nothing_heavy() -> None:
 def test_a_hanging_call_is_killed_and_made_again(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(WorkerPool(functions.first, timeout_s=1)) as pool, caplog.at_level(logging.WARNING):
+    with WorkerPool(functions.first, timeout_s=1) as pool, caplog.at_level(logging.WARNING):
         assert pool.call(str(tmp_path), kind, "a") == CallOutcome("done", "a")
         assert (pool.timeouts, pool.restarts) == (1, 1)
     assert [r.__dict__["event"] for r in caplog.records] == ["worker_restarted", "call_retried"]
@@ -76,7 +73,7 @@ def test_a_hanging_call_is_killed_and_made_again(
 
 @pytest.mark.parametrize(("kind", "status"), [("sleep", "timed_out"), ("crash", "died"), ("silent", "died")])
 def test_a_call_that_always_fails_has_an_outcome(kind: str, status: str) -> None:
-    with closing(WorkerPool(functions.misbehave, timeout_s=LIMIT_S)) as pool:
+    with WorkerPool(functions.misbehave, timeout_s=LIMIT_S) as pool:
         outcome = pool.call(kind)
         assert outcome.status == status and outcome.reason and not outcome.done
         assert pool.restarts == 2
@@ -87,13 +84,13 @@ def test_a_call_that_always_fails_has_an_outcome(kind: str, status: str) -> None
 
 
 def test_an_exception_is_an_outcome_and_not_tried_again() -> None:
-    with closing(WorkerPool(functions.raises, timeout_s=30)) as pool:
+    with WorkerPool(functions.raises, timeout_s=30) as pool:
         assert pool.call("this") == CallOutcome("raised", reason="ValueError: not this")
         assert pool.restarts == 0
 
 
 def test_results_and_arguments_have_limits() -> None:
-    with closing(WorkerPool(functions.large, timeout_s=30, max_input=50, max_output=1000)) as pool:
+    with WorkerPool(functions.large, timeout_s=30, max_input=50, max_output=1000) as pool:
         assert pool.call(900).value == "x" * 900
         assert pool.call(5_000_000).status == "died"
         assert pool.call("x" * 100).status == "refused"
@@ -103,20 +100,20 @@ def test_results_and_arguments_have_limits() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="address space is limited on Linux only")
 def test_memory_has_a_limit() -> None:
-    with closing(WorkerPool(functions.greedy, timeout_s=30, memory_mb=1024)) as pool:
+    with WorkerPool(functions.greedy, timeout_s=30, memory_mb=1024) as pool:
         assert pool.call(2048) == CallOutcome("raised", reason="MemoryError: ")
         assert pool.call(16).value == 16 << 20
 
 
 def test_outcomes_are_remembered_up_to_a_limit() -> None:
-    with closing(WorkerPool(functions.add, timeout_s=30, cache=2)) as pool:
+    with WorkerPool(functions.add, timeout_s=30, cache=2) as pool:
         for a in (1, 2, 1, 3, 2):  # 2 is the least recently used one when 3 comes
             assert pool.call(a, 0).value == a
         assert pool.counters() == {"workers/timeouts": 0, "workers/restarts": 0, "workers/cached": 1}
 
 
 def test_map_keeps_the_order_and_uses_all_workers(tmp_path: Path) -> None:
-    with closing(WorkerPool(functions.first, timeout_s=2, workers=3)) as pool:
+    with WorkerPool(functions.first, timeout_s=2, workers=3) as pool:
         kinds = ["sleep", "", "crash", "", "sleep", ""]
         calls = [(str(tmp_path), kind, str(i)) for i, kind in enumerate(kinds)]
         assert [outcome.value for outcome in pool.map(calls)] == list("012345")
@@ -125,14 +122,14 @@ def test_map_keeps_the_order_and_uses_all_workers(tmp_path: Path) -> None:
 
 
 def test_threads_share_a_pool() -> None:
-    with closing(WorkerPool(functions.add, timeout_s=30, workers=2)) as pool:
+    with WorkerPool(functions.add, timeout_s=30, workers=2) as pool:
         with ThreadPoolExecutor(4) as threads:
             assert list(threads.map(lambda i: pool.call(i, 1).value, range(100))) == list(range(1, 101))
         assert len(pids(pool)) <= 2
 
 
 def test_a_worker_killed_from_outside_costs_no_try() -> None:
-    with closing(WorkerPool(functions.pid, timeout_s=30, retries=0)) as pool:
+    with WorkerPool(functions.pid, timeout_s=30, retries=0) as pool:
         first = pool.call(1).value
         os.kill(first, signal.SIGKILL)
         [worker] = pool._all
@@ -141,30 +138,8 @@ def test_a_worker_killed_from_outside_costs_no_try() -> None:
         assert second.done and second.value != first
 
 
-@pytest.mark.parametrize("when", ["beginning", "running"])
-def test_close_ends_a_call(when: str, tmp_path: Path) -> None:
-    """It is not made again, whether its worker was just beginning or at work."""
-    marker = tmp_path / "running"
-    if when == "beginning":
-        pool, arguments = WorkerPool(slow_worker.echo, timeout_s=60), (1,)
-    else:
-        pool, arguments = WorkerPool(functions.mark_and_sleep, timeout_s=60), (str(marker),)
-    outcomes: list[CallOutcome] = []
-    thread = threading.Thread(target=lambda: outcomes.append(pool.call(*arguments)))
-    thread.start()
-    deadline = time.monotonic() + 60
-    while not pids(pool) or (when == "running" and not marker.exists()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    [pid] = pids(pool)
-    pool.close()
-    thread.join(60)
-    assert not thread.is_alive() and outcomes[0].status == "died"
-    assert not alive(pid) and not pids(pool)
-
-
 def test_a_fork_has_workers_of_its_own() -> None:
-    with closing(WorkerPool(functions.pid, timeout_s=30, cache=0)) as pool:
+    with WorkerPool(functions.pid, timeout_s=30, cache=0) as pool:
         mine = pool.call(1).value
         child = os.fork()
         if child == 0:
@@ -177,7 +152,6 @@ def test_a_fork_has_workers_of_its_own() -> None:
 
 PROGRAM = """
 import sys, threading
-import slow_worker
 import worker_functions as functions
 from selfverify.core.process_pool import WorkerPool
 idle, busy = WorkerPool(functions.pid, timeout_s=2), WorkerPool(functions.misbehave, timeout_s=2)
@@ -219,10 +193,7 @@ def test_functions_that_no_worker_can_import_are_refused() -> None:
 
 def test_a_module_that_fails_only_in_a_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [p for p in sys.path if Path(p or ".").resolve() != TESTS])
-    with (
-        closing(WorkerPool(functions.add, timeout_s=1)) as pool,
-        pytest.raises(ConfigError, match="worker_functions"),
-    ):
+    with WorkerPool(functions.add, timeout_s=1) as pool, pytest.raises(ConfigError, match="worker_functions"):
         pool.call(1, 2)
 
 

@@ -209,7 +209,6 @@ class WorkerPool:
     def _fresh(self) -> None:
         """Start without workers, and with locks that are free."""
         self._idle: list[Worker] = []
-        self._closings = 0
         self._lock = threading.Lock()
         self._places = threading.Semaphore(self.workers)
         self._all: set[Worker] = set()
@@ -242,17 +241,15 @@ class WorkerPool:
             return self._try(request)
 
     def _try(self, request: bytes) -> CallOutcome:
-        outcome, closings = CallOutcome("died"), self._closings
+        outcome = CallOutcome("died")
         for attempt in range(1 + self.retries):
-            if self._closings > closings:
-                break
             if attempt:
                 text = f"{self.name}: {outcome.reason}; the call is made again"
                 note(logger, "call_retried", text, function=self.name, attempt=attempt + 1)
             try:
-                worker = self._take(closings)
+                worker = self._take()
             except (ConfigError, OSError) as error:
-                if not self._works and self._closings == closings:
+                if not self._works:
                     raise  # the first one: the function's module is at fault, not the machine
                 outcome = CallOutcome("died", reason=str(error))
                 continue
@@ -269,11 +266,11 @@ class WorkerPool:
             note(logger, "worker_restarted", text, function=self.name, reason=outcome.reason)
         return outcome
 
-    def _take(self, closings: int) -> Worker:
+    def _take(self) -> Worker:
         """Return an idle worker that is alive, or a new one.
 
         Raises:
-            ConfigError: A new one does not start, or the pool was closed again since ``closings``.
+            ConfigError: A new one does not start.
         """
         with self._lock:
             while self._idle:
@@ -286,12 +283,8 @@ class WorkerPool:
                 self.restarts += 1
         made = self._make()
         with self._lock:
-            # From here on `close` kills it, also while it begins.
             self._all.add(made)
-            closed = self._closings > closings
         try:
-            if closed:
-                raise ConfigError(f"{self.name}: its pool of workers was closed")
             made.begin()
         except BaseException:
             made.kill()
@@ -302,12 +295,8 @@ class WorkerPool:
         return made
 
     def close(self) -> None:
-        """End all processes, also those that are beginning; calls at work end as ``died``.
-
-        A call that comes later starts new ones.
-        """
+        """End all processes. Calls at work, and those that come later, start new ones."""
         with self._lock:
-            self._closings += 1
             self._idle.clear()
             _kill_all(self._all)
 
@@ -318,6 +307,12 @@ class WorkerPool:
             worker.let_go()
             _left_behind.append(worker)
         self._fresh()
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
 def _kill_all(workers: set[Worker]) -> None:
