@@ -26,7 +26,7 @@ from reproduce.tables import Column, seed_tables
 from selfverify.cli.options import settings_as_options
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import make_output_folder, write_json, write_text
+from selfverify.core.files import make_folder, write_json, write_text
 from selfverify.core.jsonl_store import STRICT, open_journal, read_journal
 from selfverify.core.policy_config import is_served
 from selfverify.core.problem import Problem
@@ -380,7 +380,7 @@ def _one_seed(
         )
     if min(sizes) > config.samples:
         raise ConfigError(f"sizes from {min(sizes)}: only evaluation.samples={config.samples} are drawn")
-    make_output_folder(output)
+    make_folder(output)
     held = _Held(models, recipe, form)
     known = {name: _identity(held.answerer(name)) for name in models.judging}
     known |= {name: reward_identity(path) for name, path in models.rewarding.items()}

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 
-A_FILE = "output: the folder file{} cannot be made"
+A_FILE = "file{}: this folder cannot be made"
 
 
 @pytest.fixture

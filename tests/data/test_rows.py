@@ -204,7 +204,7 @@ def test_skipped_rows_are_told_of_once_in_a_run(tmp_path: Path) -> None:
     assert (
         event["event"] == "rows_skipped" and event["rows"] == 12 and "line 2: its answer" in event["message"]
     )
-    assert story([event]) == ["1 data file with broken rows"]
+    assert story([event]) == ["data files with broken rows: 1"]
 
 
 def damaged(content: bytes, rng: random.Random) -> bytes:

@@ -239,7 +239,7 @@ def test_files_of_another_run_are_refused(tiny_folder: Path, tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"under other settings: .*weights was 'other' and is now"):
         run(tiny_folder, tmp_path, Corrects(), resume=True)
     path.write_text("not JSON\n")
-    with pytest.raises(DataError, match="line 1: not valid JSON"):
+    with pytest.raises(DataError, match="line 1: not the header"):
         run(tiny_folder, tmp_path, Corrects(), resume=True)
 
 

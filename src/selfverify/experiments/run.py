@@ -17,7 +17,7 @@ from selfverify.core import ranks
 from selfverify.core.config import EvaluationConfig, SamplingConfig
 from selfverify.core.errors import ConfigError, __version__
 from selfverify.core.events import EVENTS_FILE
-from selfverify.core.files import held_by_another, make_output_folder, only_writer, require_held, write_json
+from selfverify.core.files import held_by_another, make_folder, only_writer, require_held, write_json
 from selfverify.core.jsonl_store import read_rows
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.data.preferences import read_verdicts
@@ -50,7 +50,7 @@ def held_folder(folder: Path) -> Iterator[None]:
     with ExitStack() as held:
 
         def hold() -> None:
-            make_output_folder(folder)
+            make_folder(folder)
             held.enter_context(only_writer(folder))
 
         ranks.on_first(hold)

@@ -34,7 +34,6 @@ from typing import Any, Literal
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import (
     make_folder,
-    make_output_folder,
     read_regular,
     write_bytes,
     write_json,
@@ -73,7 +72,7 @@ def export_looks(folder: Path, output: Path, target: Target) -> tuple[int, int, 
     """
     traces = sum(1 for _ in _traces(folder))  # nothing is written of what is damaged
     pairs = sum(1 for _ in read_pairs(folder))
-    make_output_folder(output)
+    make_folder(output)
     shown = _ExportedImages(folder, None if target == "trl" else output)
     match target:
         case "trl":
