@@ -18,11 +18,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import importlib
 import json
 import logging
-import operator
 import os
+import pkgutil
 import secrets
 import signal
 import sys
@@ -118,8 +117,7 @@ class Session:
         Raises:
             DataError: The session has not been reset to a task yet.
         """
-        self._check_begun()
-        return await self._do(lambda: self.environment.step(call), call.name)
+        return await self._do(lambda: self.environment.step(call), call.name, in_task=True)
 
     async def submitted(self, message: str) -> None:
         """Pass the agent's last message on.
@@ -127,8 +125,7 @@ class Session:
         Raises:
             DataError: The session has not been reset to a task yet.
         """
-        self._check_begun()
-        await self._do(lambda: self.environment.submitted(message), "submitted")
+        await self._do(lambda: self.environment.submitted(message), "submitted", in_task=True)
 
     async def state(self) -> dict[str, Any] | None:
         return await self._do(self.environment.state, "state")
@@ -150,12 +147,8 @@ class Session:
             self.lost = f"what the environment shows cannot be sent: {type(error).__name__}: {error}"
             raise EnvironmentLost(self.lost) from None
 
-    def _check_begun(self) -> None:
-        if not self.begun:
-            raise DataError("there is no task yet: reset comes before the first call")
-
-    async def _do(self, work: Callable[[], Coroutine[Any, Any, T]], what: str) -> T:
-        """Carry out one request after the requests before it.
+    async def _do(self, work: Callable[[], Coroutine[Any, Any, T]], what: str, in_task: bool = False) -> T:
+        """Carry out one request after the requests before it, ``in_task`` only after a reset.
 
         Raises:
             EnvironmentLost: The environment is lost, has raised what it must not raise, or takes too long.
@@ -164,6 +157,8 @@ class Session:
         async with self.turn:
             if self.lost:
                 raise EnvironmentLost(self.lost)
+            if in_task and not self.begun:
+                raise DataError("there is no task yet: reset comes before the first call")
             try:
                 async with asyncio.timeout(self.limits.busy_s):
                     return await work()
@@ -681,8 +676,7 @@ class EnvironmentServer:
         sweeping = asyncio.create_task(sweep())
         yield
         sweeping.cancel()
-        with suppress(asyncio.CancelledError):
-            await sweeping
+        await asyncio.wait({sweeping})
         await asyncio.gather(*(endpoint.close() for endpoint in self.endpoints.values()))
 
     async def _stop(self, _: web.Application) -> None:
@@ -727,19 +721,18 @@ def find_environment(spec: str, known: Mapping[str, Factory] | None = None) -> t
     if spec in known:
         return spec, known[spec]
     name, _, path = spec.partition("=")
-    module, _, attribute = path.partition(":")
-    if not (name and module and attribute):
+    if not name or ":" not in path:
         names = f"; known by name are {', '.join(known)}" if known else ""
         raise ConfigError(
             how_to_get(spec)
             or f"{spec!r} is no environment; one looks like phone=package.module:factory{names}"
         )
     try:
-        factory = operator.attrgetter(attribute)(importlib.import_module(module))
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise ConfigError(f"{spec!r}: there is no {attribute} in {module}: {error}") from None
+        factory = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{spec!r} cannot be imported: {error}") from None
     if not callable(factory):
-        raise ConfigError(f"{spec!r}: {attribute} is nothing that can be called")
+        raise ConfigError(f"{spec!r}: this is nothing that can be called")
     return name, factory
 
 
