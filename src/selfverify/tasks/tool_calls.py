@@ -90,6 +90,8 @@ _FENCE, _FORM = "```", '{"name": ..., "arguments": {...}}'
 _SPACE = re.compile(r"\s*")
 _WHOLE = re.compile(r"\s*-?[0-9]{1,15}(?:\.0)?\s*")
 _LIKE_A_CALL = re.compile(r'\[?\s*\{\s*"name"\s*:')
+_FOREIGN = r"<[|｜]tool[▁_]call|<(?:invoke|function)\s+name=|\[TOOL_CALLS\]|✿FUNCTION✿|to=functions\."
+"""How calls begin in forms of other families."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,8 @@ def read_calls(said: PolicyTurn, tools: Sequence[Mapping[str, Any]] = ()) -> Too
     - the same behind or before words, where it names one of ``tools``
 
     JSON is strict (`read_json`). Calls inside a call, calls that are not closed, closed twice,
-    cut off, not JSON or without a name or arguments are errors.
+    cut off, not JSON or without a name or arguments are errors. So is a message without a call that names
+    one of ``tools`` in another form: as Python writes it, in other tags or quotation marks, as an action.
 
     Args:
         said: The policy's turn.
@@ -213,7 +216,22 @@ def _of_text(text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCalls:
                 position = end + len(_FENCE) * closed
         start = at if start is None and found else start
         calls += found
+    if not calls and names and _is_meant(text[begin:].partition("<think>")[0], names):
+        raise _Broken(f"its form is not known here; a call is {_FORM}")
     return ToolCalls(calls, start=start)
+
+
+def _is_meant(text: str, names: Sequence[str]) -> bool:
+    """Whether a text without a call was meant as one, in a form that is not read."""
+    named = f"(?:{'|'.join(map(re.escape, names))})"
+    key, mark = "(?:name|tool|tool_name|function)", "[\"'“”]?"
+    forms = (
+        _FOREIGN,
+        rf"[{{,]\s*{mark}{key}{mark}\s*[:：=]\s*{mark}{named}{mark}\s*[,，}}]",
+        rf"\A[`\[\s]*(?:\w+\n)?{named}\(.*\)[`\]\s]*\Z",
+        rf"^Action: ?{named}\b",
+    )
+    return any(re.search(form, text, re.DOTALL | re.MULTILINE) for form in forms)
 
 
 def _tagged(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> tuple[Call, int]:
