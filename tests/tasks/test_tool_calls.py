@@ -79,8 +79,9 @@ BOXED = Call("zoom", {"box": [1, 2]})
         (f"<think>{ZOOM} <|python_tag|></think>No.", []),
         # Answers in JSON, and in words that mention a tool.
         ('{"answer": 3}', []),
-        ('{"summary": "I used zoom(1, 2)", "action": "zoomed"}', []),
-        ("I have called zoom(1, 2); its 'name': 'zoom'. Action: zoom was enough.", []),
+        ('{"summary": "I used the zoom", "action": "zoomed"}', []),
+        ("I used my zoom (once); its name was zoom. My action: a zoom.", []),
+        ("<answer>I have called zoom(1, 2).</answer>", []),
         (f'[TOOL_CALLS][{ZOOM}]', [BOXED]),
         ("{not json", []),
         ("[1, 2]", []),
