@@ -173,7 +173,7 @@ class Upstream(Backend):
                 self.listening,
                 over.is_set,
                 ask.looked,
-                partial(loop.call_soon_threadsafe, arrived),
+                lambda reply: loop.call_soon_threadsafe(arrived, reply),
                 usage,
             )
 
