@@ -32,10 +32,14 @@ Ending = Literal["whole", "cut_off", "withheld"]
 
 _ENDINGS: dict[str, Ending] = {
     **dict.fromkeys(("stop", "eos", "eos_token", "end_turn", "stop_sequence", "stop_token"), "whole"),
+    **dict.fromkeys(("complete", "completed", "done", "end", "finished", "normal"), "whole"),
     **dict.fromkeys(("tool_calls", "function_call", "tool_use", "tool_call"), "whole"),
-    **dict.fromkeys(("length", "max_tokens", "max_output_tokens", "model_length"), "cut_off"),
-    **dict.fromkeys(("error", "abort", "cancelled"), "cut_off"),
-    **dict.fromkeys(("content_filter", "safety", "refusal", "recitation"), "withheld"),
+    **dict.fromkeys(("length", "max_tokens", "max_output_tokens", "model_length", "max_length"), "cut_off"),
+    **dict.fromkeys(("model_context_window_exceeded", "context_length_exceeded"), "cut_off"),
+    **dict.fromkeys(("error", "abort", "cancelled", "timeout", "network_error", "repetition"), "cut_off"),
+    **dict.fromkeys(("insufficient_system_resource", "malformed_function_call"), "cut_off"),
+    **dict.fromkeys(("content_filter", "safety", "refusal", "recitation", "sensitive"), "withheld"),
+    **dict.fromkeys(("blocklist", "prohibited_content", "spii", "guardrail_intervened"), "withheld"),
 }
 """Servers' finish reasons in small letters."""
 
@@ -49,7 +53,7 @@ def ending(finish: str, text: str, calls: Sequence[Mapping[str, Any]] = ()) -> E
     One that we do not know is logged once, and its message is whole if it looks so: its calls can be read, or
     its text ends with a mark and has closed its tags.
     """
-    known = _ENDINGS.get(finish.lower())
+    known = _ENDINGS.get(finish.lower().removeprefix("finish_reason_"))
     if known is not None:
         return known
     _log_unknown(finish)

@@ -18,6 +18,7 @@ from selfverify.core.images import to_rgb, upright
 from selfverify.data.fields import shown
 from selfverify.data.images import decode_image
 
+_SHOWN = ("text", "image")
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 
 
@@ -75,8 +76,8 @@ def from_blocks(blocks: object, limits: ContentLimits) -> tuple[str, list[Image.
                 _add_image(images, data, f"block {number}", limits)
             case {"type": "resource", "resource": {"text": str(text)}}:
                 texts.append(text)
-            case {"type": "resource" | "resource_link" | "audio" as kind}:
-                texts.append(f"(a block of type {kind}, which cannot be shown)")
+            case {"type": str(kind)} if kind not in _SHOWN:
+                texts.append(f"(a block of type {kind[:40]}, which cannot be shown)")
             case _:
                 raise DataError(f"block {number} is no content block: {shown(block, 80)}")
     return "\n".join(texts), images
@@ -85,16 +86,28 @@ def from_blocks(blocks: object, limits: ContentLimits) -> tuple[str, list[Image.
 def from_result(result: Mapping[str, Any], limits: ContentLimits) -> tuple[str, list[Image.Image]]:
     """Return what a tool's result holds: its content blocks, or its structured content as JSON.
 
-    The latter only where the blocks show nothing: with both, the blocks say the same in words.
+    The latter only where no block shows anything: with both, the blocks say the same in words.
 
     Raises:
         DataError: As `from_blocks`.
     """
-    text, images = from_blocks(result.get("content"), limits)
+    blocks = result.get("content")
     structured = result.get("structuredContent", result.get("structured_content"))
-    if structured is None or text or images:
-        return text, images
-    return to_json(structured).decode(), []
+    if structured is None:
+        return from_blocks(blocks, limits)
+    if isinstance(blocks, list | None):
+        blocks = [block for block in blocks or () if not _is_unshown(block)]
+    text, images = from_blocks(blocks, limits)
+    return (text, images) if text.strip() or images else (to_json(structured).decode(), [])
+
+
+def _is_unshown(block: object) -> bool:
+    match block:
+        case {"type": "resource", "resource": {"text": str()}}:
+            return False
+        case {"type": str(kind)}:
+            return kind not in _SHOWN
+    return False
 
 
 def from_data_urls(

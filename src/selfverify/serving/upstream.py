@@ -149,51 +149,36 @@ class Upstream(Backend):
         """Draw candidates that look at the images again: conversations side by side, in one thread."""
         from selfverify.serving.visual import AT_ONCE, look_at_server  # it needs torch
 
-        loop = asyncio.get_running_loop()
-        server = replace(self.client.settings, timeout_s=max(ask.deadline - loop.time(), 0.1))
-        fields = {name: value for name, value in ask.body.items() if name != "messages"}
-        over, usage, left = threading.Event(), Usage(), n
-        messages, faults = with_places(ask.body["messages"]), list[Exception]()
-        ended = asyncio.Queue[Completion | Exception | None]()
+        loop, over, usage, left = asyncio.get_running_loop(), threading.Event(), Usage(), n
+        faults = list[Exception]()
 
-        def tell(reply: Completion | Exception) -> None:
-            loop.call_soon_threadsafe(ended.put_nowait, reply)
+        def arrived(reply: Completion | Exception) -> None:
+            nonlocal left
+            left -= 1
+            if isinstance(reply, Exception):
+                faults.append(reply)
+            elif not over.is_set():
+                reply.score = own_score(reply, drawing.verifier, drawing.arrived(reply))
+                drawing.ready(reply)
 
         def hold() -> None:
             pictures = [picture.decode() for picture in ask.pictures]
-            asked = look.asked(Problem(ask.id or "request", messages, pictures))
-            numbers = range(first, first + n)
-            seed = {"seed": int(fields["seed"])} if "seed" in fields else {}
+            problem = Problem(ask.id or "request", with_places(ask.body["messages"]), pictures)
             look_at_server(
                 look,
-                asked,
-                server,
-                fields | seed,
-                numbers,
+                look.asked(problem),
+                replace(self.client.settings, timeout_s=max(ask.deadline - loop.time(), 0.1)),
+                {name: value for name, value in ask.body.items() if name != "messages"},
+                range(first, first + n),
                 self.listening,
                 over.is_set,
                 ask.looked,
-                tell,
+                lambda reply: loop.call_soon_threadsafe(arrived, reply),
                 usage,
             )
 
-        def stop(held: asyncio.Future[None]) -> None:
-            if not held.cancelled():
-                held.exception()  # where the client has gone, no one asks for it
-            ended.put_nowait(None)
-
-        held = asyncio.ensure_future(asyncio.to_thread(hold))
-        held.add_done_callback(stop)
         try:
-            while (reply := await ended.get()) is not None:
-                left -= 1
-                if isinstance(reply, Exception):
-                    faults.append(reply)
-                    continue
-                written = drawing.arrived(reply)
-                reply.score = own_score(reply, drawing.verifier, written)
-                drawing.ready(reply)
-            await held
+            await asyncio.to_thread(hold)
         except asyncio.CancelledError:
             for _ in range(min(left, AT_ONCE)):
                 usage.lost()  # the turns that are still going on

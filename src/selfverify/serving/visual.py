@@ -225,10 +225,10 @@ def look_at_server(
     fields: dict[str, Any],
     numbers: Sequence[int],
     lock: Lock,
-    over: Callable[[], bool] = lambda: False,
-    tell: OnLook | None = None,
-    deliver: Callable[[Completion | Exception], None] = lambda _: None,
-    usage: Usage | None = None,
+    over: Callable[[], bool],
+    tell: OnLook | None,
+    deliver: Callable[[Completion | Exception], object],
+    usage: Usage,
 ) -> None:
     """Hold conversations about one question with a server's model, side by side.
 
@@ -242,7 +242,7 @@ def look_at_server(
         numbers: The conversations' numbers.
         lock: Held while a verifier listens: its models serve the conversations of several requests.
         over: Says whether the client has gone; conversations then break off before the next turn.
-        tell: Told of each step, with its conversation's number.
+        tell: Told of each step, with its conversation's number; may be None.
         deliver: Gets the last turn of a conversation that is over, with its number as ``conversation`` and as
             ``looks`` what it looked at; or why it has failed.
         usage: Counts what they cost, turn by turn.
