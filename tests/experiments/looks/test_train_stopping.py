@@ -81,6 +81,14 @@ def test_stages_follow_each_other_and_go_on(tmp_path: Path, monkeypatch: pytest.
     before = metrics.read_text()
     stages.train_stopping(wanted, resume=True)
     assert metrics.read_text() == before and len(held.calibrated) == 2
+    noted = (folder / "recipe.yaml").read_bytes()
+    separate = wanted.learner.optim.model_copy(update={"channels": "separate"})
+    refused = wanted.model_copy(
+        update={"learner": wanted.learner.model_copy(update={"steps": 3, "optim": separate})}
+    )
+    with pytest.raises(ConfigError, match="channels=joint"):
+        stages.train_stopping(refused, resume=True)
+    assert (folder / "recipe.yaml").read_bytes() == noted
 
 
 @pytest.mark.parametrize(("more", "said"), [
