@@ -227,7 +227,11 @@ nothing."""
 LONGEST = 100_000
 """Characters of an answer that is read."""
 
-_VALUE = re.compile(r"<\s{0,3}(validevidence|verdict)\s{0,3}>\s*([^<\n]*)", re.IGNORECASE)
+_VALUE = re.compile(
+    r"<\s{0,3}(validevidence|verdict)\s{0,3}>\s*+([^<\n]*+(?:[^<]*+(?=<\s{0,3}/\s{0,3}\1\s{0,3}>))?+)",
+    re.IGNORECASE,
+)
+"""A value ends with its tag, or with its line where the tag is not closed."""
 _TAG = re.compile(r"<\s{0,3}/?\s{0,3}(?:reasoning|validevidence|verdict)\s{0,3}>|```\w*", re.IGNORECASE)
 _MEANT = {
     "validevidence": {"true": True, "真": True, "false": False, "假": False},
