@@ -178,7 +178,7 @@ class Math(RowTask):
             if answers[1:]:
                 meta["alternatives"] = answers[1:]
         images = [image.open() for image in row["images"]]
-        asked = "\n".join(filter(None, [question, _hint(meta) if self.config.hints else ""]))
+        asked = "\n".join(filter(None, [question, form_hint(meta) if self.config.hints else ""]))
         text = f"{asked}\n{self._asked}"
         return Problem(id, with_images(text, len(images), id), images, target, meta)
 
@@ -364,7 +364,8 @@ def _with_options(question: str, options: Mapping[str, str]) -> str:
     return question if listed else "\n".join([question, *(f"{a}. {text}" for a, text in options.items())])
 
 
-def _hint(meta: Mapping[str, Any]) -> str:
+def form_hint(meta: Mapping[str, Any]) -> str:
+    """Return which form a problem's answer has, in words for a model; empty where any form will do."""
     if "options" in meta:
         return "Answer with the letter of the right option."
     match meta.get("answer_type"):
