@@ -427,8 +427,9 @@ def evaluate_recipe(
     start_processes(recipe)
     folder = output or recipe.folder / "eval"
     with held_folder(folder):
-        policy = make_answerer(settings)
         task = recipe_task(recipe, measured=True)
+        task.check_files(recipe.evaluation.split)
+        policy = make_answerer(settings)
         store = folder / "samples.jsonl"
         engine = recipe.sampling.engine if isinstance(policy, Policy) else "own"
         with measuring_engine(policy, recipe.sampling, recipe.evaluation.temperature):

@@ -141,6 +141,7 @@ class CappedLooks:
         start_processes(self.recipe)
         settings = self.recipe.policy.for_model(self.model) if self.model else self.recipe.policy
         folder, task = self.output or self.recipe.folder / LOOKING, self.task()
+        task.check_files(split)
         with held_folder(folder):
             rows = run_to_cap(
                 Policy.load(settings),
@@ -301,6 +302,7 @@ def train_stopping(
         )
     if ranks.count() > 1:
         raise ConfigError("stopping: conversations are held by one process; start one")
+    recipe_task(recipe).check_files("train")  # what it refuses costs an earlier run nothing
     folder = recipe.folder
     pairs = NamedConfig(name="pairs", options={"train": str(folder / LOOKS / PAIRS)})
     changed = {"task": pairs, "evaluation_task": {}, "stopping": None, "output": str(folder / VERIFIER)}
