@@ -172,6 +172,8 @@ _REASONS = {
     errno.ENAMETOOLONG: "this name is longer than a name of a file can be",
 }
 """Our words for what people can do something about; other errors keep the system's."""
+OF_THE_DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
+"""Errors of which whoever writes next has one, too."""
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a pipe"),

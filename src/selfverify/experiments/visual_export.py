@@ -27,9 +27,12 @@ their first turns; the prompt has all that was shown before.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
+
+from PIL import Image
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import (
@@ -49,8 +52,10 @@ from selfverify.visual.traces import is_image, parts_of
 
 MARK = "<image>"
 """The place of an image in a text."""
-RESERVED = (MARK, "<video>", "<audio>", "<bbox>", "<ref-object>")
-"""The texts that ms-swift takes for places."""
+RESERVED = (MARK, "<video>", "<audio>")
+"""The texts that LLaMA-Factory takes for places."""
+OF_SWIFT = (*RESERVED, "<bbox>", "<ref-object>")
+"""Those that ms-swift does."""
 Target = Literal["llama-factory", "ms-swift", "trl"]
 _BATCH = 64
 
@@ -126,7 +131,7 @@ class _ExportedImages:
         """An image's bytes.
 
         Raises:
-            DataError: It is gone, or its name leads elsewhere.
+            DataError: It is gone or damaged, or its name leads elsewhere.
         """
         plain = Path(name).name
         if name != f"{IMAGES}/{plain}":
@@ -135,6 +140,11 @@ class _ExportedImages:
             found = read_regular(self.folder / name)
         except OSError as error:
             raise DataError(f"the image {self.folder / name} is missing ({error.strerror})") from None
+        if plain not in self.names:
+            try:
+                Image.open(BytesIO(found)).verify()
+            except Exception as error:  # PIL raises of many kinds for damaged files
+                raise DataError(f"the image {self.folder / name} is damaged ({error})") from None
         if self.output is not None and plain not in self.names:
             make_folder(self.output / IMAGES)
             write_bytes(self.output / IMAGES / plain, found)
@@ -164,7 +174,7 @@ def _traces(folder: Path) -> Iterator[dict[str, Any]]:
         yield line
 
 
-def _marked(messages: Iterable[Message], name: str, reserved: Sequence[str] = (MARK,)) -> list[Message]:
+def _marked(messages: Iterable[Message], name: str, reserved: Sequence[str] = RESERVED) -> list[Message]:
     """Messages as texts in which images have places."""
     found = []
     for message in messages:
@@ -181,7 +191,7 @@ def _marked(messages: Iterable[Message], name: str, reserved: Sequence[str] = (M
 
 def _swift(messages: Sequence[Message], shown: _ExportedImages, name: str, before: int = 0) -> dict[str, Any]:
     """A conversation as ms-swift has it; turns behind the first ``before`` messages are learnt."""
-    found = _marked(messages, name, RESERVED)
+    found = _marked(messages, name, OF_SWIFT)
     for place, message in enumerate(found):
         if message["role"] == "assistant":
             message["loss"] = place >= before
@@ -233,12 +243,13 @@ def _parquet(path: Path, rows: Iterable[Mapping[str, Any]], talks: Sequence[str]
     try:
         import pyarrow as pa
         import pyarrow.parquet as parquet
-        from datasets import Features, Image, Value
+        from datasets import Features, Value
+        from datasets import Image as ImageFeature
     except ImportError:
         raise ConfigError(f"{path}: Parquet needs datasets; pip install 'selfverify[data]'") from None
     text = Value("string")
     talk = [{"role": text, "content": [{"type": text, "text": text}]}]
-    schema = Features({"id": text, **dict.fromkeys(talks, talk), "images": [Image()]}).arrow_schema
+    schema = Features({"id": text, **dict.fromkeys(talks, talk), "images": [ImageFeature()]}).arrow_schema
     left = iter(rows)
     with written_whole(path) as partial, parquet.ParquetWriter(partial, schema) as writer:
         while batch := list(islice(left, _BATCH)):

@@ -16,6 +16,7 @@ import hashlib
 import re
 import sqlite3
 import string
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -31,6 +32,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.command_config import TeacherConfig
 from selfverify.tasks.math import read_choice
+from selfverify.tasks.math_text import final_expression
 from selfverify.visual.traces import VisualTrace
 
 if TYPE_CHECKING:
@@ -48,13 +50,25 @@ _ASKED = (
     "Reply with one word: CORRECT or INCORRECT."
 )
 _WORD = re.compile(r"(?<![^\W_])(?:IN)?CORRECT(?![^\W_])")
-_FIRST = re.compile(r"[\W_]*(?:IN)?CORRECT[*_`]*\s*(?:[.,;!(\n-]|$)")
+_FIRST = re.compile(r"[\W_]*(?P<word>(?:IN)?CORRECT)[*_`]*\s*(?:[.,;!(\n-]|$)")
 """A verdict that reasons may follow; "correct answer" and '"correct": false' are none."""
 _LAST = re.compile(r"(?P<before>.*?)(?:IN)?CORRECT(?:[^\w?]|_)*")
 _HEDGED = re.compile(
-    r"\b(?:NOT|NO(?!,)|NEVER|CANNOT|\w+N['’]T|NEITHER|NOR|IF|WHETHER|"
-    r"HARDLY|BARELY|PART\w*|MOSTLY|NEARLY|ALMOST)\b"
+    r"\b(?:NOT|NO(?!,)|NON|NEVER|CANNOT|\w+N['’]T|NEITHER|NOR|LESS|IF|WHETHER|UNLESS|EXCEPT|ONLY|"
+    r"(?:ANY|NO)THING BUT|(?:WOULD|COULD|MIGHT|MAY|SHOULD)\b[^,.;:]*$|PERHAPS|POSSIBLY|DOUBT\w*|UNSURE|"
+    r"UNCLEAR|WRONG|FALSE|FAIL\w*|LACK\w*|FAR FROM|CLOSE|HARDLY|BARELY|SEMI|HALF|PART\w*|SOMEWHAT|"
+    r"MOSTLY|LARGELY|NEARLY|ALMOST|ROUGHLY)\b|"
+    r"\b(?:IN|UN)[\W_]*$|\bREFERENCE (?:IS|WAS)\W*$|[不没沒未非无無否错錯部半]"
 )
+"""Words before a verdict that take it back, doubt it, or say it of something else."""
+_TAKEN_BACK = re.compile(
+    r"(?:[^\w.!]|_)*(?:BUT|ONLY|IN PART|PART\w*|IF|EXCEPT|UNLESS|(?:AL)?THOUGH|HOWEVER|NO|NOT|"
+    r"MOSTLY|NEARLY|ALMOST|HALF|WRONG|FALSE)\b"
+)
+"""The beginning of what takes a verdict back behind it, in the same sentence."""
+_ENDED = re.compile(r"[.!?:;。]\W*$")
+_FEW = 3
+"""Words of a line that belongs to the next one also where it ends as sentences do ("Partly.")."""
 _THOUGHTS = re.compile(r".*</think>", re.DOTALL)
 _OF_ONE = (400, 413, 422)
 """Statuses with which a server refuses one prompt, such as one that is too long for it."""
@@ -70,7 +84,9 @@ _UNSPACED = re.compile(
 
 def asked_and_wanted(problem: Problem) -> dict[str, Any]:
     """Return all of a problem that a judge of answers has to know, in JSON's types."""
-    about = {"question": problem.meta.get("question"), "target": problem.target}
+    # As the row has it: a target that rules compare has lost its signs of money and its words around.
+    target = problem.meta.get("answer", problem.target)
+    about = {"question": problem.meta.get("question"), "target": target}
     about |= {name: problem.meta[name] for name in ("options", "alternatives") if problem.meta.get(name)}
     if further := [letter for letter in problem.meta.get("right", ()) if letter != problem.target]:
         about["alternatives"] = further  # options of one meaning
@@ -86,13 +102,13 @@ def settled_by_rules(about: Mapping[str, Any], answer: str | None) -> bool:
     target, options = about.get("target"), about.get("options")
     if not isinstance(target, str):
         return True
+    target, *others = (final_expression(one) or one for one in (target, *about.get("alternatives", ())))
     if options or _LETTER.fullmatch(target):
         return (
             answer is not None and read_choice(answer, options or dict.fromkeys("ABCDEFGH", "")) is not None
         )
     return answer is not None and all(
-        len(t.split()) == 1 and not _UNSPACED.search(t)
-        for t in (target, *about.get("alternatives", ()), answer)
+        len(t.split()) == 1 and not _UNSPACED.search(t) for t in (target, *others, answer)
     )
 
 
@@ -330,17 +346,35 @@ async def _ask(
 def read_verdict(said: str) -> bool | None:
     """Return a judge's verdict: its only word, else that of its last line; None where it says neither.
 
-    The word begins what was said, or ends its last line, and no word before it takes it back ("not correct").
-    Thoughts in a tag before it do not count; where they have no end, there is no verdict.
+    The word begins what was said, or ends its last line, and nothing in its phrase takes it back ("not
+    correct", "correct, but only in part"), also where the phrase is broken into lines. Thoughts in a tag
+    before it do not count; where they have no end, there is no verdict.
     """
-    text = _THOUGHTS.sub("", said).strip("`" + string.whitespace).upper()
-    last = text.splitlines()[-1] if text else ""
+    text = unicodedata.normalize("NFKC", _THOUGHTS.sub("", said)).replace("\u00ad", "")
+    text = text.strip("`" + string.whitespace).upper()
     if "<THINK>" in text:
         return None
-    for part in (text, last):
+    *lines, last = [line for line in text.splitlines() if re.search(r"\w", line)] or [""]
+    phrase, ends = _phrase(lines), _LAST.fullmatch(last)
+    for part, before in ((text, ""), (last, phrase)):
         words = {match[0] for match in _WORD.finditer(part)}
-        if len(words) == 1:
-            ends = _LAST.fullmatch(last)
-            if _FIRST.match(part) or (ends and not _HEDGED.search(ends["before"])):
-                return words == {"CORRECT"}
+        begins = _FIRST.match(part)
+        if len(words) == 1 and (
+            (begins and not _HEDGED.search(before) and not _TAKEN_BACK.match(part, begins.end("word")))
+            or (ends and not _HEDGED.search(f"{phrase} {ends['before']}"))
+        ):
+            return words == {"CORRECT"}
     return None
+
+
+def _phrase(lines: Sequence[str]) -> str:
+    """What of these lines belongs to the sentence that goes on behind them."""
+    found = list[str]()
+    for line in reversed(lines):
+        ended = _ENDED.search(line) is not None
+        if ended and len(line.split()) > _FEW:
+            break
+        found.insert(0, line)
+        if ended:
+            break
+    return " ".join(found)

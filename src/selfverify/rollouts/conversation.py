@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any
 
 from selfverify.core.episode import Episode, EpisodeResult, Observation
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError, DataError, FileError
 from selfverify.core.events import note
+from selfverify.core.files import OF_THE_DISK
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged, channel_lengths
 from selfverify.core.trajectory import OBSERVATION, Finish, Segment, Trajectory
@@ -158,7 +159,14 @@ class Conversation:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """End without a result."""
+        """End without a result.
+
+        Raises:
+            FileError: That is the error, of a full or broken disk: it fails all episodes alike, and none of
+                them says anything about an answer.
+        """
+        if isinstance(error, FileError) and error.errno in OF_THE_DISK:
+            raise error
         self.error, self.over = error, True
         self._divide([])
         turn = len(self.turns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -24,6 +25,8 @@ if TYPE_CHECKING:  # a gateway before a server needs no model here
 Scoring = Callable[[], Coroutine[Any, Any, float | None]]
 """Returns a candidate's score; None where there is none."""
 
+LOOKING = 64
+"""Requests that look at the same time, each in a thread that mostly waits; others wait for their turn."""
 _QUICK = 0.1
 """The share of a request's time in which candidates of a quick model are there."""
 
@@ -44,8 +47,7 @@ class Upstream(Backend):
         self.client = client
         self.sampler = CandidateSampler(client)
         self.reader = ScoreReader(client)
-        self.listening = threading.Lock()
-        """Held while a verifier listens to a conversation: its models serve several."""
+        self._looking = ThreadPoolExecutor(LOOKING, "looking")
         self.without_haste = set[str]()
         """Models that were quick: their candidates need no stream to be there in time."""
 
@@ -54,6 +56,7 @@ class Upstream(Backend):
         return self
 
     async def __aexit__(self, *error: Any) -> None:
+        self._looking.shutdown(wait=False, cancel_futures=True)
         await self.client.__aexit__(*error)
 
     def check_verifier(self, verifier: str) -> None:
@@ -170,15 +173,17 @@ class Upstream(Backend):
                 replace(self.client.settings, timeout_s=max(ask.deadline - loop.time(), 0.1)),
                 {name: value for name, value in ask.body.items() if name != "messages"},
                 range(first, first + n),
-                self.listening,
                 over.is_set,
                 ask.looked,
                 lambda reply: loop.call_soon_threadsafe(arrived, reply),
                 usage,
             )
 
+        held = loop.run_in_executor(self._looking, hold)
+        # Where the client has gone, no one asks for its exception.
+        held.add_done_callback(lambda of: None if of.cancelled() else of.exception())
         try:
-            await asyncio.to_thread(hold)
+            await held
         except asyncio.CancelledError:
             for _ in range(min(left, AT_ONCE)):
                 usage.lost()  # the turns that are still going on
@@ -187,6 +192,7 @@ class Upstream(Backend):
             faults.append(error)
         finally:
             over.set()  # at the deadline, or where the client has left
+            held.cancel()  # where it still waits for a thread
             ask.usage.take_in(usage)
         if faults:
             raise faults[0]

@@ -171,14 +171,14 @@ class Math(RowTask):
             meta |= {"options": options, "right": sorted(right)}
             question = _with_options(question, asked_options)
         else:
-            target, *further = [_expression(text, id) for text in answers]
+            target, *_ = [_expression(text, id) for text in answers]
             meta |= {key: row[key] for key in ("precision", "unit") if row.get(key) is not None}
             if row["answer_type"] in get_args(Kind):
                 meta["answer_type"] = row["answer_type"]
-            if further:
-                meta["alternatives"] = further
+            if answers[1:]:
+                meta["alternatives"] = answers[1:]
         images = [image.open() for image in row["images"]]
-        asked = "\n".join(filter(None, [question, _hint(meta) if self.config.hints else ""]))
+        asked = "\n".join(filter(None, [question, form_hint(meta) if self.config.hints else ""]))
         text = f"{asked}\n{self._asked}"
         return Problem(id, with_images(text, len(images), id), images, target, meta)
 
@@ -333,7 +333,7 @@ def _judge_choice(problem: Problem, letter: str | None) -> Verdict:
     if letter is None:
         return UNREADABLE
     meta = problem.meta
-    right = letter in (meta["right"] if "right" in meta else (problem.target, *meta.get("alternatives", ())))
+    right = letter in (meta["right"] if "right" in meta else _references(problem))
     return Verdict(float(right), right, letter, letter)
 
 
@@ -347,7 +347,11 @@ def _expression(answer: str, name: str) -> str:
 def _targets(problem: Problem) -> list[Target]:
     meta = problem.meta
     form = (meta.get("answer_type"), meta.get("precision"), meta.get("unit", ""))
-    return [Target(text, *form) for text in (problem.target, *meta.get("alternatives", ()))]
+    return [Target(text, *form) for text in _references(problem)]
+
+
+def _references(problem: Problem) -> list[str]:
+    return [problem.target, *(final_expression(other) for other in problem.meta.get("alternatives", ()))]
 
 
 def _with_options(question: str, options: Mapping[str, str]) -> str:
@@ -360,7 +364,8 @@ def _with_options(question: str, options: Mapping[str, str]) -> str:
     return question if listed else "\n".join([question, *(f"{a}. {text}" for a, text in options.items())])
 
 
-def _hint(meta: Mapping[str, Any]) -> str:
+def form_hint(meta: Mapping[str, Any]) -> str:
+    """Return which form a problem's answer has, in words for a model; empty where any form will do."""
     if "options" in meta:
         return "Answer with the letter of the right option."
     match meta.get("answer_type"):

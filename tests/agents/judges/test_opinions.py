@@ -40,7 +40,9 @@ VERDICT = "<Verdict>SUCCESS</Verdict>"
 @pytest.mark.parametrize("text", [
     "", "SUCCESS", VERDICT, answer(verdict="SUCCESS or FAILURE"), answer(verdict="not SUCCESS"),
     answer(verdict="SUCCESS, FAILURE"), answer(verdict="SUCCESS: it failed"), answer(verdict="No: SUCCESS"),
-    answer(verdict=""), answer(valid="1"), answer(words="round 2 " + "a" * LONGEST),
+    answer(verdict="SUCCESS, but only half of it"), answer(verdict="成功，但不完整"), answer(valid="True: partly"),
+    answer(verdict=""), answer(verdict="SUCCESS\n- in part"), answer(verdict="partial\nSUCCESS"),
+    answer(valid="1"), answer(words="round 2 " + "a" * LONGEST),
     # Thoughts that never end; another verdict inside the reasons, or behind them.
     "<think>" + answer(), answer() + "</think><think>" + answer(verdict="FAILURE"),
     answer(words="It says <Verdict>FAILURE</Verdict>, round 2."), answer() + answer(verdict="FAILURE"),
@@ -178,7 +180,9 @@ def test_long_nonsense_is_read_in_no_time() -> None:
     """Every pattern is linear: these would take hours otherwise."""
     for filler in ("_", "*:", "a_"):
         read_opinion(answer(verdict=filler * (90_000 // len(filler))), CASE)
-    for filler in ("Rounds 1, ", "rounds " + "1" * 60_000, '"', "<Reasoning>", "</Reasoning>", " ", "round "):
+    unclosed = VERDICT[:20] + "\n"
+    for filler in ("Rounds 1, ", "rounds " + "1" * 60_000, '"', "<Reasoning>", "</Reasoning>", " ", "round ",
+                   unclosed):  # fmt: skip
         read_opinion(answer(filler * (90_000 // len(filler))), CASE)
         read_opinion(filler * (99_000 // len(filler)), CASE)
 

@@ -227,7 +227,11 @@ nothing."""
 LONGEST = 100_000
 """Characters of an answer that is read."""
 
-_VALUE = re.compile(r"<\s{0,3}(validevidence|verdict)\s{0,3}>\s*([^<\n]*)", re.IGNORECASE)
+_VALUE = re.compile(
+    r"<\s{0,3}(validevidence|verdict)\s{0,3}>\s*+([^<\n]*+(?:[^<]*+(?=<\s{0,3}/\s{0,3}\1\s{0,3}>))?+)",
+    re.IGNORECASE,
+)
+"""A value ends with its tag, or with its line where the tag is not closed."""
 _TAG = re.compile(r"<\s{0,3}/?\s{0,3}(?:reasoning|validevidence|verdict)\s{0,3}>|```\w*", re.IGNORECASE)
 _MEANT = {
     "validevidence": {"true": True, "真": True, "false": False, "假": False},
@@ -237,6 +241,11 @@ _MEANT = {
     },
 }
 _EXPLAINED = re.compile(r"[\W_]*([^\W_]+)[*_`\])]*\s*[:：,，;；.。(（—–-](.*)")
+_HEDGE = re.compile(
+    r"\b(?:but|not|part|partial|partially|partly|almost|nearly|mostly|except|however|unless|only|yet)\b"
+    r"|部分|但|不|未"
+)
+"""Words that take back some of a success. A failure that is explained so is one all the same."""
 _QUOTED = re.compile(r"\"([^\"\n]{1,400})\"|“([^“”\n]{1,400})”|「([^「」\n]{1,400})」")
 _ONE_ROUND = re.compile(
     r"(?<![a-z])(?:round|runde|ronda|раунд[а-я]?|ラウンド|라운드|回合|轮次|輪次)"
@@ -317,7 +326,8 @@ def _meaning(value: str, known: Mapping[str, bool]) -> bool | None:
     """Return what a word means, perhaps with its explanation behind a mark, in which no such word stands."""
     explained = _EXPLAINED.fullmatch(value)
     if explained is not None and not any(word in explained[2] for word in known):
-        return known.get(explained[1])
+        meant = known.get(explained[1])
+        return None if meant and _HEDGE.search(explained[2]) else meant
     return known.get(re.sub(r"[\W_]+", "", value))
 
 
