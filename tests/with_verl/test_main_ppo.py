@@ -17,6 +17,7 @@ from selfverify.methods.base import Training
 from selfverify.objectives import UNTRAINED, surrogate, token_weights
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
+from selfverify.rollouts.score_reading import read_rollout_scores
 from selfverify.trainer.batch import make_streams, stack
 from selfverify.trainer.trainer import Trainer
 
@@ -103,7 +104,10 @@ def learn_again(folder, recipe, records):
         prompts = policy.encode([group.problem for _, group in found])
         for (own, _), prompt in zip(found, prompts, strict=True):
             assert all(records[step]["prompts"][i] == prompt.ids.tolist() for i in own)
-        return Rollout(prompts, [group for _, group in found]), [0] * len(found)
+        rolled = Rollout(prompts, [group for _, group in found])
+        if method.config.reads_scores:
+            read_rollout_scores(policy, rolled, recipe.sampling.temperature)
+        return rolled, [0] * len(found)
 
     trainer.source.roll_out, trainer.source.complete = roll_out, lambda number, prompt: prompt
     trainer.run()
@@ -129,17 +133,17 @@ def compare(policy, folder, recipe, most=5e-5):
 
 @pytest.mark.slow
 def test_adpo_with_images(tmp_path):
-    """A single answer; the second step feels the reference's pull, at half of the first one's rate. Prompts
-    are forwarded once for a group."""
-    adpo = {"name": "adpo", "kl": 0.2, "score_kl": 0.02, "verification_credit": "concordance"}
+    """A single answer, and all scores that could have been written, which the workers read; the second step
+    feels the reference's pull, at half of the first one's rate. Prompts are forwarded once for a group."""
+    adpo = {"name": "adpo", "kl": 0.2, "score_kl": 0.02, "verification_credit": "expected"}
     recipe = recipe_of(
-        tmp_path, policy={"path": "builtin:digits"}, task={"name": "digits-pick"}, method=adpo,
+        tmp_path, ranks=2, policy={"path": "builtin:digits"}, task={"name": "digits-pick"}, method=adpo,
         sampling={"group_size": 4, "max_new_tokens": 48, "top_p": 1.0},
         learner={"loss": {"denominator": "channel", "importance_cap": None}}, shared=True,
     )  # fmt: skip
     figures, records = run_verl(tmp_path, recipe)
     first, second = figures[1], figures[2]
-    assert (tmp_path / "packed").read_text() == "4 prompts for 16 rows"
+    assert (tmp_path / "packed").read_text() == "2 prompts for 8 rows"
     assert first["actor/selfverify_kl_loss"] == 0.0 < second["actor/selfverify_kl_loss"]
     assert first["selfverify/accuracy"] == first["critic/score/mean"]
     assert first["training/rollout_probs_diff_max"] < 1e-4, "verl's own log-probs are those of the sampler"

@@ -71,3 +71,14 @@ def batch(prompts, responses, positions=None):
     )
     data["loss_mask"] = nested([torch.ones(len(row), dtype=torch.long) for row in rows])
     return data
+
+
+def image_positions(model, rows, grids):
+    """Positions of rows of prompt and response with one image each, as verl's agent loop makes them."""
+    places = []
+    for row, grid in zip(rows, grids, strict=True):
+        kinds = (row[None] == model.config.image_token_id).int()
+        axes, _ = model.model.get_rope_index(row[None], mm_token_type_ids=kinds, image_grid_thw=grid)
+        places.append(torch.cat([torch.arange(len(row))[None], axes[:, 0]]))
+    ends = torch.tensor([0, *map(len, rows)]).cumsum(0)
+    return torch.nested.nested_tensor_from_jagged(torch.cat(places, dim=1), ends, jagged_dim=2)

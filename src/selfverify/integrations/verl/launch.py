@@ -69,6 +69,9 @@ REPLACED = (
 )
 """verl's keys that would change nothing, or not what they say: ours stands in their place."""
 
+_WHOLE = {"use_fused_kernels": False, "ulysses_sequence_parallel_size": 1, "pad_to_length": False}
+"""How the last parts of keys have to be, so that verl's engine hands whole rows of logits to the loss."""
+
 FREE = {f"{_ROLLOUT}.name", f"{_ROLLOUT}.load_format", f"{_ACTOR}.checkpoint.save_contents"}
 """Keys that are set here, and that no setting of a recipe is about; ``engine.options`` may say otherwise."""
 
@@ -130,11 +133,6 @@ def verl_config(recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
         faults.append("policy.dtype=auto: write float32 or bfloat16")
     if method.objective != "surrogate":
         faults.append(f"method.name={method.name}: verl's trainers learn by rewards; take our own")
-    if method.config.reads_scores:
-        faults.append(
-            f"method.name={method.name}: its credit reads the probabilities of all scores, which servers of "
-            "verl do not show; choose another one (verification_credit: concordance), or our own trainer"
-        )
     if engine.mode != "sync" and recipe.learner.loss.importance_cap is None:
         faults.append(f"engine.mode={engine.mode}: older weights sample; set learner.loss.importance_cap")
     limits, size = method.limits or task.limits, recipe.learner.groups_per_step
@@ -158,6 +156,10 @@ def verl_config(recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
         own = [key for key in settled if _within(key, name) or _within(name, key)]
         if any(_within(name, key) for key in REPLACED):
             faults.append(f"engine.options: {name}: what the recipe says stands in its place")
+        elif method.config.reads_scores and _WHOLE.get(name.rpartition(".")[2], value) != value:
+            faults.append(
+                f"engine.options: {name}: {method.name} learns from whole rows of logits; leave it out"
+            )
         elif name.lstrip("+") not in FREE and any(settled[key] != value for key in own):
             faults.append(f"engine.options: {name}: the recipe says {settled[own[0]]!r}; change it there")
     if faults:

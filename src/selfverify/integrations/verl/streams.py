@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from selfverify.core.problem import Problem
+from selfverify.core.score_tokens import ScoreReading
 from selfverify.core.trainer_config import LossConfig
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory, valid_trajectories
 from selfverify.methods.base import Method
 from selfverify.objectives import UNTRAINED, token_weights
 from selfverify.rollouts.rollout import Rollout
-from selfverify.trainer.batch import select
+from selfverify.rollouts.score_reading import keep_reading
+from selfverify.trainer.batch import TokenStreams, select, stack_choices
 
 FIELD = "selfverify"
 """The name in ``AgentLoopOutput.extra_fields`` under which a row carries its conversation."""
@@ -23,6 +25,12 @@ FIELD = "selfverify"
 ADVANTAGE, KL_COEF, WEIGHT = "selfverify_advantage", "selfverify_kl_coef", "selfverify_weight"
 """Names of the streams. The weights are final: an optimiser batch's loss is the sum of weight x loss over its
 tokens, denominators included."""
+
+CHOSEN = PLACE, ALTERNATIVES, SHARE, WORTH = tuple(
+    f"selfverify_choice_{name}" for name in ("place", "tokens", "share", "worth")
+)
+"""Names of the streams of up to M tokens of a row that learn from all their alternatives: their places in
+the response, ``[N, M]``, and ``[N, M, K]`` ids, probabilities (0 is padding) and weighted advantages."""
 
 
 def as_plain(trajectory: Trajectory, **more: str) -> dict[str, Any]:
@@ -59,6 +67,7 @@ def row_streams(
     batches: Sequence[Sequence[int]],
     loss: LossConfig,
     step: int = 0,
+    readings: Sequence[ScoreReading | None] | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Ask a method what each token of a rollout is to learn.
 
@@ -74,9 +83,11 @@ def row_streams(
         batches: The rows of each optimiser batch; denominators are taken over each.
         loss: The denominator, and which trajectories and groups take part.
         step: The number of the training step, from 0.
+        readings: The distribution of each row's score, where the method's credit reads them.
 
     Returns:
-        The streams, ``[N, R]`` each, and the step's figures.
+        The streams, ``[N, R]`` each, with those of alternatives where scores are read, and the step's
+        figures.
     """
     shape = len(rows), max(map(len, responses))
     channel_nr = torch.full(shape, UNTRAINED)
@@ -89,6 +100,9 @@ def row_streams(
         Group(Problem(str(uid), []), [as_trajectory(rows[i] or {}, responses[i]) for i in own], step)
         for uid, own in members.items()
     ]
+    for own, group in zip(members.values(), groups, strict=True):
+        for row, trajectory in zip(own, group.trajectories, strict=True):
+            keep_reading(trajectory, readings[row] if readings else None)
     lost = [t.lost for group in groups for t in group.trajectories]  # credit may add rewards
     credits = [method.credit(group, valid_trajectories(group, loss.drop_truncated)) for group in groups]
     rolled = Rollout(cast(Any, [None] * len(groups)), groups)
@@ -110,7 +124,32 @@ def row_streams(
         "lost": sum(lost) / max(len(lost), 1),
         "skipped": float(sum(row is not None and "skipped" in row for row in rows)),
     }
-    return {ADVANTAGE: advantage_nr, KL_COEF: kl_nr, WEIGHT: weight_nr}, figures
+    found = {ADVANTAGE: advantage_nr, KL_COEF: kl_nr, WEIGHT: weight_nr}
+    return found | (_choice_streams(kept, places, channel_nr, batches) if readings else {}), figures
+
+
+def _choice_streams(
+    kept: Sequence[TokenStreams],
+    places: Sequence[Sequence[int]],
+    channel_nr: Tensor,
+    batches: Sequence[Sequence[int]],
+) -> dict[str, Tensor]:
+    """Lay out the tokens that learn from all their alternatives; ``places`` are the rows of each group."""
+    part_n, counts = torch.zeros(len(channel_nr)), [0] * len(channel_nr)
+    for batch in map(list, batches):
+        part_n[batch] = 1.0 / (channel_nr[batch] != UNTRAINED).any(-1).sum().clamp(min=1)
+    at_m3, weight_m, choices = stack_choices(kept)
+    row_m, slot_m = [places[kept[b].number][g] for b, g, _ in at_m3.tolist()], list[int]()
+    for row in row_m:
+        slot_m.append(counts[row])
+        counts[row] += 1
+    shape = len(channel_nr), max(*counts, 1), choices.tokens.shape[1]
+    tokens_nmk = torch.zeros(shape, dtype=torch.long)
+    share_nmk, worth_nmk, place_nm = torch.zeros(shape), torch.zeros(shape), tokens_nmk[:, :, 0].clone()
+    tokens_nmk[row_m, slot_m], share_nmk[row_m, slot_m] = choices.tokens, choices.probability
+    worth_nmk[row_m, slot_m] = choices.advantage * (weight_m * part_n[row_m])[:, None]
+    place_nm[row_m, slot_m] = at_m3[:, 2]
+    return {PLACE: place_nm, ALTERNATIVES: tokens_nmk, SHARE: share_nmk, WORTH: worth_nmk}
 
 
 def in_groups(uids: Sequence[str], lengths: Sequence[int], ranks: int) -> list[int]:
