@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 import torch
 from pydantic.fields import FieldInfo
+from torch.nn.utils.rnn import pad_sequence
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
@@ -39,9 +40,9 @@ from selfverify.integrations.verl.streams import (
     row_streams,
 )
 from selfverify.methods.base import Method
-from selfverify.objectives import choice_surrogate
+from selfverify.objectives import choice_surrogate, pairwise, surrogate
 from selfverify.rollouts.rollout import Rollout
-from selfverify.trainer.batch import batch_weights, select, stack_choices
+from selfverify.trainer.batch import batch_weights, pair_weights, select, stack_choices
 
 
 def answered(rng: random.Random, right: float, score: float) -> Trajectory:
@@ -165,6 +166,43 @@ def test_alternatives_are_those_of_our_trainer() -> None:
         torch.testing.assert_close(found, wanted)
         assert len(places) > 6
     assert not streams[SHARE][[5, 9]].any(), "without a score, and a lost one"
+
+
+def test_pairs_have_the_gradient_of_our_trainer() -> None:
+    """Rows of a pair come in any order; one pair has lost a side."""
+    method, generator = make_method("dpo", eta=0.3), torch.Generator().manual_seed(1)
+    _, groups = groups_of("adapo")
+    for group in groups:
+        del group.trajectories[2:]
+        for t in group.trajectories:
+            t.rewards["turns"] = 2.0
+    flat = [t for group in groups for t in group.trajectories]
+    order = [7, 0, 4, 5, 2, 1, 3, 6]
+    now, reference = (
+        [-torch.rand(len(t.tokens), generator=generator) * (3 + i % 2) for i, t in enumerate(flat)]
+        for _ in range(2)
+    )
+    now = [row.requires_grad_() for row in now]
+    streams, figures = row_streams(
+        method, [as_plain(flat[i], i % 2) for i in order], [flat[i].tokens for i in order],
+        [str(i // 2) for i in order], [range(8)], LossConfig(),
+        logprobs=[[column[i].detach() for i in order] for column in (now, reference)],
+    )  # fmt: skip
+    rows = pad_sequence([now[i] for i in order], batch_first=True)
+    terms = surrogate(rows, rows.detach(), streams[ADVANTAGE], kl_coef=streams[KL_COEF])
+    found = torch.autograd.grad((terms.loss * streams[WEIGHT]).sum(), now, allow_unused=True)
+    credits = [method.credit(group, valid_trajectories(group, False)) for group in groups]
+    kept, _ = select(Rollout([None] * 4, groups), credits, True)  # type: ignore[list-item]
+    losses = []
+    for group, weight in zip(kept, pair_weights(kept), strict=True):
+        sides = slice(2 * group.number, 2 * group.number + 2)
+        both = [pad_sequence(column[sides], batch_first=True)[None] for column in (now, reference)]
+        told = pairwise(*both, group.advantage_gr[None], group.kl_coef_gr[None])
+        losses.append(told.loss[0] * weight.max())
+    wanted = torch.autograd.grad(sum(losses), now)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, wanted)
+    assert figures["pairs/loss"] == pytest.approx(float(sum(losses).detach()), abs=1e-6)
+    assert not wanted[4].any() and wanted[0].any()
 
 
 def test_a_batch_in_which_nothing_teaches_makes_no_step() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.experiments.looks.looks_files import write_looks
 
 from selfverify.core.trajectory import Group, valid_trajectories
 from selfverify.experiments.recipe import Recipe
@@ -90,7 +91,8 @@ def groups_of(rows, task, seed, step):
 
 
 def learn_again(folder, recipe, records):
-    """Our own trainer on the rollouts of verl's run; returns its policy and the figures of each step."""
+    """Our own trainer on the rollouts of verl's run, or on its own where nothing is sampled; returns its
+    policy and the figures of each step."""
     policy, task, method = build(recipe.model_copy(update={"engine": None}))
     told = []
     training = Training(
@@ -109,7 +111,8 @@ def learn_again(folder, recipe, records):
             read_rollout_scores(policy, rolled, recipe.sampling.temperature)
         return rolled, [0] * len(found)
 
-    trainer.source.roll_out, trainer.source.complete = roll_out, lambda number, prompt: prompt
+    if records:
+        trainer.source.roll_out, trainer.source.complete = roll_out, lambda number, prompt: prompt
     trainer.run()
     return policy, told
 
@@ -231,8 +234,30 @@ def test_adapo_on_two_ranks(tmp_path):
             norms.append(float(torch.nn.utils.clip_grad_norm_(trained, optim.max_grad_norm)))
             if norms[-1]:
                 optimizer.step()
+        lengths = [len(a) + len(b) for a, b in zip(rows["prompts"], rows["responses"], strict=True)]
+        most = max(sum(lengths[: len(lengths) // 2]), sum(lengths[len(lengths) // 2 :]))
+        assert figures[step + 1]["global_seqlen/balanced_max"] == most, "as the rows lie on the two ranks"
         assert figures[step + 1]["actor/grad_norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-4)
     assert len(coefficients) > 1, "the problems' own coefficients of KL"
+    compare(policy, tmp_path, recipe)
+
+
+@pytest.mark.slow
+def test_pairs_of_traces(tmp_path):
+    """DPO of conversations that share a step: images stand in the prompt and behind it."""
+    write_looks(tmp_path, problems=4)
+    pairs = str(tmp_path / "pairs.jsonl")
+    recipe = recipe_of(
+        tmp_path, ranks=2, prompt=512, response=512, policy={"path": "builtin:digits"},
+        task={"name": "pairs", "train": pairs}, method={"name": "dpo"},
+        learner={"groups_per_step": 2},
+    )  # fmt: skip
+    figures, _ = run_verl(tmp_path, recipe)
+    policy, told = learn_again(tmp_path, recipe, [])
+    for ours, theirs in zip(told, (figures[1], figures[2]), strict=True):
+        assert theirs["actor/grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-4)
+        assert theirs["selfverify/pairs/loss"] == pytest.approx(ours["loss"], abs=1e-5)
+    assert figures[2]["selfverify/pairs/margin"] > 0 == figures[1]["selfverify/lost"]
     compare(policy, tmp_path, recipe)
 
 

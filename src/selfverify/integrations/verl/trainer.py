@@ -262,16 +262,20 @@ class SelfVerifyMixin:
         self.method, loss = make_method(recipe.method.name, **recipe.method.options), recipe.learner.loss
         actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
         workers: Any = self.actor_rollout_wg  # type: ignore[attr-defined]
-        workers.set_loss_fn(
-            partial(policy_loss, config=actor, ratio=loss.ratio, importance_cap=loss.importance_cap)
-        )
+        given = {"ratio": loss.ratio, "importance_cap": loss.importance_cap}
+        self.compares = self.method.objective == "pairwise"  # such methods sample nothing
+        workers.set_loss_fn(partial(policy_loss, config=actor, **({} if self.compares else given)))
         ray.get([worker.__ray_call__.remote(prepare, recipe) for worker in workers.workers])
 
-    def _balance_batch(self, batch: Any, *given: Any, **more: Any) -> Any:
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *given: Any, **more: Any) -> Any:
         """Keep the rows of a group together: its optimiser step is then one, and its prompt can be shared."""
-        batch = super()._balance_batch(batch, *given, **more)  # type: ignore[misc]
-        names = [key.split("_")[0] for key in batch.keys]
-        batch.reorder(in_groups(names, [tag["seq_len"] for tag in batch.tags], self._ranks()))
+        batch = super()._balance_batch(batch, metrics, *given, **more)  # type: ignore[misc]
+        names, lengths = [key.split("_")[0] for key in batch.keys], [tag["seq_len"] for tag in batch.tags]
+        order = in_groups(names, lengths, self._ranks())
+        batch.reorder(order)
+        by_rank = torch.tensor(lengths)[order].view(self._ranks(), -1).sum(-1)
+        metrics["global_seqlen/balanced_min"] = int(by_rank.min())
+        metrics["global_seqlen/balanced_max"] = int(by_rank.max())
         return batch
 
     def _ranks(self) -> int:
@@ -286,7 +290,8 @@ class SelfVerifyMixin:
                 the step can be used.
         """
         where = {"keys": batch.keys, "partition_id": batch.partition_id}
-        fields = ["uid", "responses", "response_mask", "extra_fields"]
+        known = ["old_log_probs", "ref_log_prob"] if self.compares else []
+        fields = ["uid", "responses", "response_mask", "extra_fields", *known]
         data = transfer_queue.kv_batch_get(select_fields=fields, **where)
         rows = [
             None if tag.get("is_padding", False) else extra[FIELD]
@@ -312,6 +317,7 @@ class SelfVerifyMixin:
             self.recipe.learner.loss,
             self.global_steps - 1,  # type: ignore[attr-defined]
             self._readings(batch, rows, responses) if self.method.config.reads_scores else None,
+            [data[name].unbind() for name in known],
         )
         metrics.update({f"selfverify/{name}": value for name, value in figures.items()})
         streams |= {"advantages": streams[ADVANTAGE], "returns": streams[ADVANTAGE]}  # for verl's own metrics
