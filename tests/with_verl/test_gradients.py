@@ -9,7 +9,7 @@ from tensordict import NonTensorData, NonTensorStack
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from verl.utils import tensordict_utils
 from verl.workers.utils.padding import no_padding_2_padding
-from workers import ALONE, batch, image_positions, nested, worker
+from workers import batch, image_positions, nested, stand_alone, worker
 
 from selfverify.core.config import SamplingConfig
 from selfverify.core.score_tokens import ScoreReading
@@ -58,8 +58,7 @@ def sampled():
 
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch):
-    for name in (*ALONE, "VERL_ENGINE_VENDOR"):
-        monkeypatch.setenv(name, "")
+    stand_alone(monkeypatch)
 
 
 def rows_of(rolled):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.experiments.looks.looks_files import write_looks
 
-from experiments.looks.looks_files import write_looks
 from selfverify.core.trajectory import Group, valid_trajectories
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import build

@@ -9,7 +9,7 @@ from tensordict import NonTensorData, NonTensorStack
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from verl.utils import tensordict_utils
 from verl.workers.utils.padding import no_padding_2_padding
-from workers import ALONE, batch, image_positions, llama_folder, nested, worker
+from workers import batch, image_positions, llama_folder, nested, stand_alone, worker
 
 from selfverify.core.errors import ConfigError
 from selfverify.integrations.verl import shared_engine
@@ -33,9 +33,7 @@ def text_folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch):
-    """A worker reads where it stands from variables, which end with the test."""
-    for name in (*ALONE, "VERL_ENGINE_VENDOR"):
-        monkeypatch.setenv(name, "")
+    stand_alone(monkeypatch)
 
 
 def made_worker(path, shares, lora=0, **engine):

@@ -10,6 +10,10 @@ import torch
 from tensordict import TensorDict
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLModel,
+)
 from verl.trainer.config import CheckpointConfig
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
@@ -25,6 +29,14 @@ ALONE = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29631",
 }
+
+
+def stand_alone(monkeypatch):
+    """Let all that a worker changes in this process end with a test: variables, and transformers' models."""
+    for name in (*ALONE, "VERL_ENGINE_VENDOR"):
+        monkeypatch.setenv(name, "")
+    for kind in (Qwen2_5_VLModel, Qwen2_5_VLForConditionalGeneration):
+        monkeypatch.setattr(kind, "forward", kind.forward)
 
 
 def nested(rows):

@@ -107,8 +107,8 @@ def row_streams(
         for uid, own in members.items()
     ]
     for own, group in zip(members.values(), groups, strict=True):
-        for row, trajectory in zip(own, group.trajectories, strict=True):
-            keep_reading(trajectory, readings[row] if readings else None)
+        for place, trajectory in zip(own, group.trajectories, strict=True):
+            keep_reading(trajectory, readings[place] if readings else None)
     lost = [t.lost for group in groups for t in group.trajectories]  # credit may add rewards
     credits = [method.credit(group, valid_trajectories(group, loss.drop_truncated)) for group in groups]
     rolled = Rollout(cast(Any, [None] * len(groups)), groups)

@@ -197,6 +197,20 @@ def read_scores(
     upstream.mend_position_ids(data)
     data["start"], data["row"] = torch.tensor(starts), torch.arange(len(keys))
     found: list[Shares] = [{} for _ in keys]
+
+    def look(data: Any = None, student_logits: Any = None, index: Any = None, **about: Any) -> Any:
+        """Note shares where verl's engine asks for what depends on logits; then it asks for a loss."""
+        if student_logits is None:
+            return torch.tensor(0.0), {}
+        rows = (data["start"] >= 0).nonzero()[:, 0]
+        place_m, names = _before(data, rows) + data["start"][rows], data["row"][rows].tolist()
+        for at, children in branches.items():
+            here_m = place_m + len(at) if index is None else index[place_m + len(at)]
+            shares = student_logits[0, here_m][:, children].float().softmax(-1).tolist()
+            for row, own in zip(names, shares, strict=True):
+                found[row][at] = dict(zip(children, own, strict=True))
+        return {}
+
     learnt = actor.loss_fn
     for path in tree.paths():
         asked, begun = data.copy(), torch.tensor([*path, 0])  # what follows is not read
@@ -209,40 +223,18 @@ def read_scores(
             rows[n] = prompt, response, torch.cat([prompt, response]), position
         for name, column in zip(names, zip(*rows, strict=True), strict=False):  # the others stay
             asked[name] = tensordict_utils.nested_tensor_from_tensor_list(list(column), column[0].dim())
-        asked["loss_mask"] = asked["input_ids"]
         longest = int(asked["input_ids"].offsets().diff().max())
         most = max(actor.engine_config.infer_max_token_len_per_gpu or 0, longest)
         tensordict_utils.assign_non_tensor(
             asked, temperature=temperature, distillation_use_topk=True, max_token_len_per_gpu=most
         )
         branches = {at: [*node.children] for at, node in tree.branchings() if path[: len(at)] == at}
-        actor.loss_fn = partial(_read, found, branches)
+        actor.loss_fn = look
         try:
             actor.infer_batch(asked)
         finally:
             actor.loss_fn = learnt
     return found
-
-
-def _read(
-    found: list[Shares],
-    branches: dict[tuple[int, ...], list[int]],
-    data: Any = None,
-    student_logits: torch.Tensor | None = None,
-    index: torch.Tensor | None = None,
-    **about: Any,
-) -> Any:
-    """Note the shares of branches, as verl's engine asks for what depends on logits, and for a loss."""
-    if student_logits is None:
-        return torch.tensor(0.0), {}
-    rows = (data["start"] >= 0).nonzero()[:, 0]
-    place_m = _before(data, rows) + data["start"][rows]
-    for at, children in branches.items():
-        here_m = place_m + len(at)
-        logits = student_logits[0, here_m if index is None else index[here_m]][:, children]
-        for row, shares in zip(data["row"][rows].tolist(), logits.float().softmax(-1).tolist(), strict=True):
-            found[row][at] = dict(zip(children, shares, strict=True))
-    return {}
 
 
 class SelfVerifyMixin:
@@ -262,9 +254,11 @@ class SelfVerifyMixin:
         self.method, loss = make_method(recipe.method.name, **recipe.method.options), recipe.learner.loss
         actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
         workers: Any = self.actor_rollout_wg  # type: ignore[attr-defined]
-        given = {"ratio": loss.ratio, "importance_cap": loss.importance_cap}
-        self.compares = self.method.objective == "pairwise"  # such methods sample nothing
-        workers.set_loss_fn(partial(policy_loss, config=actor, **({} if self.compares else given)))
+        learn = partial(policy_loss, config=actor)
+        self.compares = self.method.objective == "pairwise"
+        if not self.compares:  # what is compared was not sampled
+            learn = partial(learn, ratio=loss.ratio, importance_cap=loss.importance_cap)
+        workers.set_loss_fn(learn)
         ray.get([worker.__ray_call__.remote(prepare, recipe) for worker in workers.workers])
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *given: Any, **more: Any) -> Any:
