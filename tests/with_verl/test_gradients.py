@@ -11,13 +11,13 @@ from verl.utils import tensordict_utils
 from verl.workers.utils.padding import no_padding_2_padding
 from workers import batch, image_positions, nested, stand_alone, worker
 
-from selfverify.core.config import SamplingConfig
+from selfverify.core.config import EngineConfig, SamplingConfig
 from selfverify.core.score_tokens import ScoreReading
 from selfverify.core.trajectory import OBSERVATION, Finish, Segment, valid_trajectories
 from selfverify.experiments.recipe import load_recipe, recipe_task
 from selfverify.experiments.registry import make_method
 from selfverify.integrations.verl import trainer
-from selfverify.integrations.verl.launch import VENDOR
+from selfverify.integrations.verl.launch import VENDOR, verl_config
 from selfverify.integrations.verl.streams import CHOSEN, as_plain, row_streams
 from selfverify.policy.loading import resolve
 from selfverify.policy.policy import Policy
@@ -81,11 +81,14 @@ def rows_of(rolled):
     return data
 
 
-def learner(vendor, rows):
+def learner(vendor, rows, recipe=RECIPE, model=None):
+    def loss(config, **given):
+        return trainer.policy_loss(CLIP, **given)
+
     size = {"micro_batch_size_per_gpu": rows, "infer_micro_batch_size_per_gpu": 6}
-    made = worker(resolve(PATH), vendor, lambda config, **given: trainer.policy_loss(CLIP, **given), **size)
+    made = worker(resolve(PATH), vendor, loss, model, **size)
     held = SimpleNamespace(worker_dict={"actor": SimpleNamespace(actor=made)})
-    trainer.prepare(held, RECIPE)
+    trainer.prepare(held, recipe)
     return made, held
 
 
@@ -208,3 +211,28 @@ def test_pairs(sampled, monkeypatch):
     assert totals.sums["pairs"] == 2 and figures["pairs/loss"] == pytest.approx(totals.sums["loss"], abs=1e-5)
     assert figures["pairs/margin"] == pytest.approx(totals.sums["pairs/margin"] / 2, abs=2e-5)
     compare(gradients, own, atol=1e-5, rtol=1e-3)
+
+
+def test_an_adapter_is_saved_as_we_read_it(sampled, monkeypatch, tmp_path):
+    rolled, recipe = sampled[2], load_recipe("adpo-digits", [*CHANGES, "policy.lora={rank: 4, alpha: 8}"])
+    config, _ = verl_config(recipe.model_copy(update={"engine": EngineConfig(gpus_per_node=1)}))
+    given = {
+        name: config["actor_rollout_ref"]["model"][name]
+        for name in ("lora_rank", "lora_alpha", "target_modules", "exclude_modules")
+    }
+    made, _ = learner("none", 6, recipe, given)
+    for name, parameter in made.engine.module.named_parameters():
+        if "lora_B" in name:
+            parameter.data.copy_(0.05 * torch.randn_like(parameter.data))
+    made.save_checkpoint(str(tmp_path / "actor"), None, 1, 1)
+    data = rows_of(rolled)
+    tensordict_utils.assign_non_tensor(data, temperature=HEAT, compute_loss=False)
+    found = no_padding_2_padding(made.infer_batch(data)["log_probs"], data)
+    stand_alone(monkeypatch)  # a policy checks itself against the forward of transformers, not of verl
+    policy = Policy.load(str(tmp_path / "actor" / "huggingface"), device="cpu")
+    tokens = [[t.tokens for t in group.trajectories] for group in rolled.groups]
+    with torch.no_grad():
+        own = policy.logprobs(rolled.prompts, tokens, temperature=HEAT)
+    lengths = [len(t.tokens) for group in rolled.groups for t in group.trajectories]
+    for theirs, ours, length in zip(found, own.flatten(0, 1), lengths, strict=True):
+        torch.testing.assert_close(theirs[:length], ours[:length], atol=5e-5, rtol=1e-4)

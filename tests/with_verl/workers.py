@@ -31,12 +31,15 @@ ALONE = {
 }
 
 
+FORWARDS = {kind: kind.forward for kind in (Qwen2_5_VLModel, Qwen2_5_VLForConditionalGeneration)}
+
+
 def stand_alone(monkeypatch):
     """Let all that a worker changes in this process end with a test: variables, and transformers' models."""
     for name in (*ALONE, "VERL_ENGINE_VENDOR"):
         monkeypatch.setenv(name, "")
-    for kind in (Qwen2_5_VLModel, Qwen2_5_VLForConditionalGeneration):
-        monkeypatch.setattr(kind, "forward", kind.forward)
+    for kind, forward in FORWARDS.items():
+        monkeypatch.setattr(kind, "forward", forward)
 
 
 def nested(rows):

@@ -278,6 +278,7 @@ def _settled(
             "lora_rank": policy.lora.rank, "lora_alpha": policy.lora.alpha, "exclude_modules": others,
             "target_modules": policy.lora.targets or "all-linear",
         }  # fmt: skip
+        sections[_ACTOR]["checkpoint.save_contents"].remove("hf_model")  # an adapter is saved in its place
         sections[_ROLLOUT]["load_format"] = "safetensors"  # servers begin with the weights below the adapter
     if task.limits.concurrent is not None:
         sections[_ROLLOUT]["agent.num_workers"] = 1  # each process counts what it holds itself

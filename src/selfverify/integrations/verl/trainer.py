@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import ray
 import torch
 import transfer_queue
+from safetensors.torch import save_file
 from tensordict import TensorDict
 from verl.trainer.ppo import v1
 from verl.utils import tensordict_utils
@@ -38,6 +40,7 @@ from selfverify.integrations.verl.streams import (
     row_streams,
 )
 from selfverify.objectives import choice_surrogate, importance_weight, surrogate
+from selfverify.policy.adapters import WEIGHTS_FILE
 from selfverify.policy.families import family_of
 from selfverify.policy.scores import score_tree
 from selfverify.rollouts.score_reading import before_score
@@ -163,6 +166,8 @@ def prepare(worker: Any, recipe: Recipe) -> None:
         for group, rate in zip(groups, scheduler.base_lrs, strict=True):
             group["lr"] = rate * factor(scheduler.last_epoch * updates)
         engine.forward_backward_batch = partial(_with_logits, engine.forward_backward_batch)
+        if policy.lora is not None:
+            engine.save_checkpoint = partial(_save_adapter, engine.save_checkpoint, engine, policy.path)
 
 
 def _with_logits(
@@ -172,6 +177,18 @@ def _with_logits(
     if SHARE in data:
         tensordict_utils.assign_non_tensor(data, distillation_use_topk=True)
     return forward(data, loss_function, forward_only)
+
+
+def _save_adapter(save: Callable[..., Any], engine: Any, base: str, local_path: str, *more: Any) -> None:
+    """Save a checkpoint, and in its model's folder the adapter as we read it; ``base`` is the model below."""
+    save(local_path, *more)
+    parameters = [(name, p) for name, p in engine.module.named_parameters() if "lora_" in name]
+    weights = {name.replace(".default.", "."): p.detach().full_tensor().cpu() for name, p in parameters}
+    if torch.distributed.get_rank() == 0:
+        folder, config = Path(local_path) / "huggingface", engine.module.peft_config["default"]
+        config.base_model_name_or_path = base
+        config.save_pretrained(folder)
+        save_file(weights, folder / WEIGHTS_FILE, {"format": "pt"})
 
 
 Shares = dict[tuple[int, ...], dict[int, float]]
