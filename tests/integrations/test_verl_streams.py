@@ -402,6 +402,7 @@ def test_the_configuration_of_a_recipe() -> None:
         ("adapo-math-sft", [], "learn by rewards"),
         ("adapo-digits", [], "engine.response_tokens"),
         ("adpo-digits", [CREDIT, "engine.mode=async", "learner.loss.importance_cap=null"], "older weights"),
+        ("adpo-digits", [CREDIT, "engine.mode=async"], "GPUs of their own.*rollout.nnodes"),
         ("adpo-digits", [CREDIT, "engine.options={data.train_batch_size: 3}"], "the recipe says 24"),
         ("adpo-digits", [CREDIT, "engine.options={+data: {train_batch_size: 3}}"], "the recipe says 24"),
         ("adpo-digits", [CREDIT, "engine.options={data: 3}"], "the recipe says"),

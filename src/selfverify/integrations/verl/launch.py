@@ -72,6 +72,9 @@ REPLACED = (
 _WHOLE = {"use_fused_kernels": False, "ulysses_sequence_parallel_size": 1, "pad_to_length": False}
 """How the last parts of keys have to be, so that verl's engine hands whole rows of logits to the loss."""
 
+_SERVERS = (f"{_ROLLOUT}.nnodes", f"{_ROLLOUT}.checkpoint_engine.backend")
+"""Keys without which verl's asynchronous trainer does not start."""
+
 FREE = {f"{_ROLLOUT}.name", f"{_ROLLOUT}.load_format", f"{_ACTOR}.checkpoint.save_contents"}
 """Keys that are set here, and that no setting of a recipe is about; ``engine.options`` may say otherwise."""
 
@@ -159,6 +162,10 @@ def verl_config(recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
     given = dict(_leaves(engine.options))
     share = int(given.get(f"{_ACTOR}.ulysses_sequence_parallel_size", 1))
     settled = _settled(recipe, engine, task, method, group, length, share)
+    if engine.mode == "async" and not {*_SERVERS} <= {name.lstrip("+") for name in given}:
+        faults.append(f"engine.mode=async: servers have GPUs of their own; {_OPTION}{' and '.join(_SERVERS)}")
+    if engine.mode == "async" and updates > 1:
+        faults.append("engine.mode=async: each update has its own rollouts; set updates_per_rollout=1")
     for name, value in given.items():
         own = [key for key in settled if _within(key, name) or _within(name, key)]
         if any(_within(name, key) for key in REPLACED):
@@ -272,6 +279,8 @@ def _settled(
             "logger": ["console", "file", *learner.log.trackers],
         },
     }  # fmt: skip
+    if engine.mode == "async":
+        sections["trainer"]["v1.separate_async.parameter_sync_step"] = 1
     if policy.lora is not None:
         others = None if policy.train_vision else r".*(visual|vision|multi_modal|connector).*"
         sections["actor_rollout_ref.model"] |= {
