@@ -51,9 +51,11 @@ LEARNER = {"steps": 2, "groups_per_step": 4, "loss": {"importance_cap": None}}
 OPTIM = {"learning_rate": 1e-4, "schedule": "linear", "weight_decay": 0.01}
 
 
-def recipe_of(folder, ranks=1, prompt=256, response=None, learner=None, mode="sync", shared=False, **more):
-    engine = {"gpus_per_node": ranks, "prompt_tokens": prompt, "response_tokens": response, "options": ENGINE}
-    engine |= {"mode": mode, "shared_prefix": shared}
+def recipe_of(
+    folder, ranks=1, prompt=256, response=None, learner=None, mode="sync", shared=False, options=None, **more
+):
+    engine = {"gpus_per_node": ranks, "prompt_tokens": prompt, "response_tokens": response}
+    engine |= {"mode": mode, "shared_prefix": shared, "options": ENGINE | (options or {})}
     learner = LEARNER | {"optim": OPTIM} | (learner or {})
     evaluation = {"problems": 3, "samples": 2} | more.pop("evaluation", {})
     return Recipe.model_validate(
@@ -262,10 +264,15 @@ def test_pairs_of_traces(tmp_path):
 
 
 @pytest.mark.slow
-def test_sampling_ahead(tmp_path):
-    """The second batch is sampled by the first weights, and its tokens have importance weights."""
+@pytest.mark.parametrize("mode", ["colocate", "async"])
+def test_sampling_ahead(tmp_path, mode):
+    """The second batch is sampled by the first weights, and its tokens have importance weights. Servers of
+    their own get the weights by a file."""
+    servers = {"nnodes": 1, "n_gpus_per_node": 1, "checkpoint_engine.backend": "file"}
+    options = {f"actor_rollout_ref.rollout.{name}": value for name, value in servers.items()}
     recipe = recipe_of(
-        tmp_path, mode="colocate", policy={"path": "builtin:digits"}, task={"name": "digits-pick"},
+        tmp_path, mode=mode, options=options if mode == "async" else {},
+        policy={"path": "builtin:digits"}, task={"name": "digits-pick"},
         method={"name": "grpo", "kl": 0.0}, sampling={"group_size": 4, "max_new_tokens": 48, "top_p": 1.0},
         learner={"loss": {}}, evaluation={"samples": 1},
     )  # fmt: skip

@@ -377,6 +377,6 @@ class SelfVerifyColocateTrainer(SelfVerifyMixin, v1.PPOTrainerColocateAsync):
 
 @v1.register_trainer("selfverify_async")
 class SelfVerifyAsyncTrainer(SelfVerifyMixin, v1.PPOTrainerSeparateAsync):
-    """Samples on devices of their own. It was never run: its weights travel by NCCL or NIXL."""
+    """Samples on devices of their own, to which weights travel (by NCCL or NIXL; none of these was run)."""
 
     MODE = "separate_async"
