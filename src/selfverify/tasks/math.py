@@ -34,7 +34,7 @@ from selfverify.tasks.math_answer import (
     compare_values,
     decide,
 )
-from selfverify.tasks.math_numbers import tokens
+from selfverify.tasks.math_numbers import DENIALS, tokens
 from selfverify.tasks.math_text import committed, final_expression, plain, unwrap, words
 from selfverify.tasks.math_values import Named, Number, Value, read
 from selfverify.tasks.row_task import IMAGE_MARK, RowSequence, RowTask, RowTaskConfig, with_images
@@ -378,7 +378,6 @@ def _hint(meta: Mapping[str, Any]) -> str:
 # math-verify finds no ``B`` in ``\\boxed{B}``, and searching a text for letters pays for "A or B". Here the
 # whole answer has to be a letter, an option's text or value, or a letter with its own option's text.
 
-_DENIALS = {"not", "no", "wrong", "incorrect", "false", "never", "isn't"}
 _AFFIRMED = {"is", "the", "correct", "right", "best", "final", "answer", "option", "choice"}
 _JOINS = {"or", "and", "nor", "vs", "option", "choice", *"/&,;|+-()[].:"}
 """The text between letters that are listed: ``b. or c``, ``(B) / (c)``."""
@@ -408,7 +407,7 @@ def read_choice(text: str, options: Mapping[str, str]) -> str | None:
     if rest in ("选项", "项") or (told[0] == "is" and {*told} <= _AFFIRMED):
         return letter
     denied = told[1 if told[0] in ("is", "was", "are") else 0 :][:1]
-    if not mark or {*denied} & _DENIALS:
+    if not mark or {*denied} & DENIALS:
         return None
     return letter if _names_no_other(rest, letter, options) else None
 
@@ -474,6 +473,6 @@ def _names_no_other(rest: str, letter: str, options: Mapping[str, str]) -> bool:
         named |= {text.upper() for text in listed}
     if named & (options.keys() - {letter}):
         return False
-    told, own = f" {words(rest)} ", words(options[letter])
-    others = (words(text) for key, text in options.items() if key != letter)
+    told, own = f" {words(rest)} ", _spelt(options[letter])[0]
+    others = (_spelt(text)[0] for key, text in options.items() if key != letter)
     return not any(text and text not in own and text in told for text in others)

@@ -108,12 +108,14 @@ _RATES = {"mph": ("mi", "h"), "kph": ("km", "h"), "kmh": ("km", "h"), "fps": ("f
 _SCALES = {"C": "°C", "F": "°F", "celsius": "°C", "fahrenheit": "°F"}
 _SHAPES = {"square": 2, "sq": 2, "平方": 2, "cubic": 3, "cu": 3, "立方": 3}
 _BETWEEN_UNITS = {"\\cdot", "*", ".", "{", "}", "(", ")", "\\frac"}
-_NO_NOUNS = {
-    "plus", "minus", "less", "more", "than", "times", "equals", "versus", "perhaps", "unless", "this", "thus",
-    "or", "and", "not", "no", "but", "to", "of", "halves", "thirds", "quarters", "fourths", "fifths",
-    "sixths", "sevenths", "eighths", "ninths", "tenths", "hundredths", "thousandths", "tens", "dozens",
-    "hundreds", "pairs", "thousands", "millions", "billions", "trillions", "guess", "does", "others", "dozen",
-    "maybe", *MULTIPLES,
+HEDGES = frozenset(["or", "and", "not", "nor", "no", "but", "either", "maybe", "perhaps", "unless", "if"])
+DENIALS = frozenset(["not", "no", "wrong", "incorrect", "false", "never", "isn't"])
+"""Words that add something to an answer, or take it back."""
+NO_NOUNS = HEDGES | {
+    "plus", "minus", "less", "more", "than", "times", "equals", "versus", "this", "thus", "to", "of",
+    "halves", "thirds", "quarters", "fourths", "fifths", "sixths", "sevenths", "eighths", "ninths", "tenths",
+    "hundredths", "thousandths", "tens", "dozens", "hundreds", "pairs", "thousands", "millions", "billions",
+    "trillions", "guess", "does", "others", "dozen", *MULTIPLES,
 }  # fmt: skip
 """Words behind a number that make another number or no answer of it: "3 dozens" and "3 or more cats"."""
 
@@ -183,7 +185,7 @@ def read_noun(parts: Sequence[Token]) -> Unit | None:
     """Return what is counted, as a unit: up to three words, the last one in the plural ("3 red balls")."""
     found = [part.text.casefold() for part in parts]
     plural = (found[-1].endswith("s") and len(found[-1]) > 3) or found[-1] in ("children", "men", "women")
-    if not plural or len(found) > 3 or any(word in _NO_NOUNS or not word.isalpha() for word in found):
+    if not plural or len(found) > 3 or any(word in NO_NOUNS or not word.isalpha() for word in found):
         return None
     return ((" ".join(found), 1),)
 

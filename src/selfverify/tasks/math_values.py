@@ -20,6 +20,8 @@ from itertools import pairwise
 from selfverify.tasks.math_numbers import (
     CLOSING,
     CURRENCY,
+    DENIALS,
+    HEDGES,
     KNOWN_WORDS,
     MULTIPLES,
     OPENING,
@@ -50,10 +52,9 @@ _MARKS = {
     "\\overrightarrow", "\\mathcal", "\\odot",
 }  # fmt: skip
 """Signs before a name that are no operation on a number."""
-_NO_NAMES = {
-    "not", "or", "and", "but", "if", "no", "nor", "e", "maybe", "either", "wrong", "incorrect", "never",
-    "twice", "half", "double", "triple", "square", "squared", "cube", "cubed", "minus", "plus", "times",
-    "root", "isn't", "circ", "infty", "emptyset", "cdot",
+_NO_NAMES = HEDGES | DENIALS | {
+    "e", "twice", "half", "double", "triple", "square", "squared", "cube", "cubed", "minus", "plus", "times",
+    "root", "circ", "infty", "emptyset", "cdot",
 }  # fmt: skip
 _NUMBER_WORDS = {*MULTIPLES, "percent", "squared", "cubed", "square", "cubic"}
 UNREAD = "?"
