@@ -26,8 +26,7 @@ from data_files import (
 )
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EventLog, read_events, story
-from selfverify.data.formats import FORMATS, detect
-from selfverify.data.rows import open_rows
+from selfverify.data.rows import FORMATS, detect, open_rows
 
 ROW = {"question": "How many?", "answer": "3"}
 SHAPES: dict[str, Any] = {"text": "café", "shapes": []}
