@@ -145,6 +145,10 @@ def find_sources(
 _BEGINNINGS = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
 _OTHERS = {
     b"\x1f\x8b": "is a GZIP file: unpack it first (gunzip)",
+    b"\xfd7zXZ": "is an XZ file: unpack it first (unxz)",
+    b"BZh": "is a BZIP2 file: unpack it first (bunzip2)",
+    b"(\xb5/\xfd": "is a Zstandard file: unpack it first (unzstd)",
+    b"PK\x03\x04": "is a ZIP archive: unpack it first (unzip)",
     b"\xff\xfe": "is in UTF-16: save it in UTF-8 (iconv -f UTF-16 -t UTF-8)",
     b"\xfe\xff": "is in UTF-16: save it in UTF-8 (iconv -f UTF-16 -t UTF-8)",
     b"version https://git-lfs": "is a pointer of Git LFS: fetch the file itself (git lfs pull)",
@@ -218,7 +222,17 @@ def _in_folder(folder: Path, format: str | None, split: str | None) -> tuple[lis
         chosen := [f for f in found if re.match(rf"{re.escape(split)}([-_.]|$)", f.stem)]
     ):
         return chosen, None
+    # The beginning of a file's name, or its folder.
+    names = {name for f in found for name in (re.split("[-_.]", f.stem)[0], f.relative_to(folder).parts[0])}
+    if split is None and len(names & _SPLITS) > 1:
+        raise ConfigError(
+            f"{folder} has files of the splits {', '.join(sorted(names & _SPLITS))}: choose one with split"
+        )
     return found, split
+
+
+_SPLITS = {"train", "validation", "valid", "val", "dev", "test"}
+"""Names of files and folders that are never read together."""
 
 
 def _of_one_kind(files: list[Path], format: str | None) -> list[Path]:
