@@ -432,11 +432,15 @@ def right_letters(target: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _by_text(content: str, options: Mapping[str, str]) -> str | None:
-    """Return the option with this text, else the one of this value; None if different ones are."""
+    """Return the option with this text, else the one of this value; None if different ones are, or the value
+    stands beside another option's letter ("18 (B)").
+    """
+    named = {part.text for part in tokens(content)[-2:]} & options.keys()
     for same in (_is_alike, _is_equal):
         found = [letter for letter, text in options.items() if same(text, content)]
         if found:
-            return found[0] if all(_is_alike(options[f], options[found[0]]) for f in found) else None
+            alike = all(_is_alike(options[f], options[found[0]]) for f in found)
+            return found[0] if alike and (same is _is_alike or named <= {*found}) else None
     return None
 
 

@@ -498,6 +498,9 @@ def latex_of(parts: Sequence[Token]) -> str:
                 made = f"{{{made}}}"
         elif texts[at : at + 2] == ["^", "\\circ"]:
             made, texts[at + 1] = "\\cdot\\frac{\\pi}{180}", ""
+        elif texts[at] in ("^", "_") and texts[at + 1 : at + 4 : 2] == ["{", "}"] and texts[at + 2].isalnum():
+            if len(texts[at + 2]) == 1 and not "".join(texts[at + 4 : at + 5]).isalnum():
+                texts[at + 1] = texts[at + 3] = ""  # x^{2} is x^2, but \log_{2} 8 is not \log_28
         elif made == "(" and before in _ROOTS:
             made = "{"
             roots.add(part.depth)

@@ -139,6 +139,7 @@ def test_answers_that_differ_vote_apart(task: Math, apart: tuple[str, ...]) -> N
         ("2^0.5", r"\sqrt{2}", "√2"),
         ("CO2", "CO_2", "CO₂"),
         ("9.8 m/s^2", "9.8 m s^{-2}", "9.8 meters per second squared"),
+        ("x^{2}+1", "x^2 + 1", "x²+1"),
     ],
 )
 def test_spellings_of_one_answer_vote_together(task: Math, alike: tuple[str, ...]) -> None:
