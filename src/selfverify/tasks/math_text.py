@@ -12,44 +12,20 @@ import unicodedata
 from itertools import pairwise, takewhile
 
 from selfverify.tasks.math_numbers import (
+    CHANGES,
     CLOSING,
     DENIALS,
     HEDGES,
     KNOWN_WORDS,
-    NO_NOUNS,
+    TABLES,
     Token,
     read_noun,
     read_unit,
     tokens,
 )
 
-_PLAIN = str.maketrans(
-    {
-        **dict.fromkeys("−–—﹣－‐‑", "-"), **dict.fromkeys("\u00a0\u2002\u2003\u2009\u202f\u3000\t", " "),
-        **dict.fromkeys("\r\n\f\v", "  "), **dict.fromkeys("°º˚∘", r"^\circ "), **dict.fromkeys("’‘′ʼ", "'"),
-        **dict.fromkeys("“”", '"'), **dict.fromkeys("⋅·∙", r" \cdot "), **dict.fromkeys("≤⩽", r" \le "),
-        **dict.fromkeys("≥⩾", r" \ge "), **dict.fromkeys("≈≃≅", r" \approx "), "℃": r"^\circ C",
-        "℉": r"^\circ F", "％": "%", "×": r" \times ", "÷": "/", "π": r" \pi ", "∞": r" \infty ",
-        "≠": r" \ne ", "±": r" \pm ", "θ": r" \theta ", "∅": r" \emptyset ", "α": r" \alpha ",
-        "β": r" \beta ", "γ": r" \gamma ", "∠": r" \angle ", "△": r" \triangle ", "∈": r" \in ",
-        "∪": r" \cup ", "∩": r" \cap ", "Ω": r"\Omega ", "\u2126": r"\Omega ", "μ": r"\mu ", "µ": r"\mu ",
-        "⟨": "(", "⟩": ")", "，": ",", "、": ",", "。": ". ", "（": "(", "）": ")", "：": ":", "；": ";",
-        "【": "[", "】": "]", **dict.fromkeys("⁄∕", "/"), "∶": ":", "∣": "|", "″": '"', "¢": " cent ",
-        "∓": r" \mp ", **dict.fromkeys("\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff", ""),
-    }
-)  # fmt: skip
-_COMMANDS = {
-    **dict.fromkeys(["dfrac", "tfrac", "cfrac"], r"\frac"), "varnothing": r"\emptyset", "lbrace": r"\{",
-    "rbrace": r"\}", **dict.fromkeys(["leq", "leqslant"], r"\le "), "geq": r"\ge ", "geqslant": r"\ge ",
-    "neq": r"\ne ", "degree": r"^\circ ", "langle": "(", "rangle": ")", "lvert": "|", "rvert": "|",
-    "vert": "|", "lt": "<", "gt": ">", "dot": r"\overline", "ast": "*", "div": "/", "colon": ":",
-    "ohm": r"\Omega ", **dict.fromkeys(["thickapprox", "simeq", "doteq"], r"\approx "), "quad": "  ",
-    "qquad": "  ", "!": "", **dict.fromkeys([*",;: ", "\n"], " "), **{sign: sign for sign in "%$#&"},
-    **dict.fromkeys(["left", "right", "bigl", "bigr", "Bigl", "Bigr", "big", "Big", "displaystyle"], ""),
-    **dict.fromkeys(["textstyle", "limits", "bf", "rm", "it"], ""), "lg": r"\log_{10} ",
-    "bar": r"\overline", "mid": "|",
-}  # fmt: skip
-"""Commands of LaTeX in their plainest form. A negative thin space is nothing, and other spaces are spaces."""
+_PLAIN = {ord(sign): plain for plain, signs in TABLES["characters"].items() for sign in signs}
+_COMMANDS = {name: plain for plain, names in TABLES["commands"].items() for name in names}
 _STYLES = re.compile(
     r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mathtt|mbox|hbox|operatorname|emph|bm|boldsymbol|"
     r"underline)\s*\{([^{}]*)\}"
@@ -69,9 +45,6 @@ _LEAD = re.compile(
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _NEW_SENTENCE = re.compile(r"[A-Za-z]{2}.*[.!?:\n]|\n.*[A-Za-z]{2}", re.DOTALL)
 _STOP = re.compile(r"\.(?=\s+[A-Z$\\(\"*])")
-_SHORTENED = (
-    "e.g", "i.e", "approx", "vs", "No", "St", "Mr", "Mrs", "Dr", "Fig", "Eq", "a.m", "p.m", "A.M", "P.M",
-)  # fmt: skip
 _PHRASE = re.compile(
     r"\b(?:answer|option|choice)\b[*_ ]*(?:(?:is|was|would be|should be)\b[*_ ]*:?|:|=)[*_ ]*"
     r"|\bfinal answer[*_ ]*$|^#### +|答案[*_ ]*(?:是|为)?[:：]?\s*",
@@ -212,7 +185,7 @@ def _is_prose(tail: str) -> bool:
 
 
 _JOINS = HEDGES | DENIALS | {"/", "\\pm", "\\mp"}
-_TELLING = NO_NOUNS - {"of", "this", "thus"} | DENIALS | KNOWN_WORDS | {"half", "twice", "percent"}
+_TELLING = CHANGES | DENIALS | KNOWN_WORDS | {"half", "twice", "percent"}
 
 
 def first_sentence(text: str, start: int = 0) -> str:
@@ -223,7 +196,7 @@ def first_sentence(text: str, start: int = 0) -> str:
     """
     for stop in _STOP.finditer(text, start):
         head, rest = text[: stop.start()], text[stop.end() :]
-        if not (head.strip() or start) or head.endswith(_SHORTENED) or len(rest.split()) < 2:
+        if not (head.strip() or start) or head.endswith(tuple(TABLES["shortened"])) or len(rest.split()) < 2:
             continue
         said = [part.text.casefold() for part in tokens(rest.partition("\n")[0])]
         said = [text for text in said if text not in ("(", "option")]

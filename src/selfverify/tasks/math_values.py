@@ -25,6 +25,7 @@ from selfverify.tasks.math_numbers import (
     KNOWN_WORDS,
     MULTIPLES,
     OPENING,
+    TABLES,
     TRIGONOMETRIC,
     Algebra,
     Exact,
@@ -47,15 +48,9 @@ _SEPARATORS = {",", ";", "and", "or", "And", "Or", "AND", "OR"}
 _UNIONS = {"\\cup", "U"}
 _JOINTS = {"-": "-", "to": "-", ":": ":", "/": "/", "x": "x"}
 """Of a sign the side on which the larger value stands (1: right), and whether both may be equal."""
-_MARKS = {
-    "\\angle", "\\measuredangle", "\\triangle", "\\overline", "\\vec", "\\hat", "\\widehat", "\\mathbb",
-    "\\overrightarrow", "\\mathcal", "\\odot",
-}  # fmt: skip
+_MARKS = {f"\\{name}" for name in TABLES["marks"].split()}
 """Signs before a name that are no operation on a number."""
-_NO_NAMES = HEDGES | DENIALS | {
-    "e", "twice", "half", "double", "triple", "square", "squared", "cube", "cubed", "minus", "plus", "times",
-    "root", "circ", "infty", "emptyset", "cdot",
-}  # fmt: skip
+_NO_NAMES = HEDGES | DENIALS | {*TABLES["no_names"].split()}
 _NUMBER_WORDS = {*MULTIPLES, "percent", "squared", "cubed", "square", "cubic"}
 UNREAD = "?"
 """Stands among the signs of an expression that is none of the grammar, such as a matrix."""
