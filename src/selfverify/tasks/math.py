@@ -26,14 +26,7 @@ from selfverify.core.tags import SCORE_TAG, Tagged, parse_tagged
 from selfverify.data.fields import Row
 from selfverify.data.questions import convert_vqa
 from selfverify.tasks.base import UNREADABLE, Demonstration, ScoredTaskConfig, Verdict
-from selfverify.tasks.math_answer import (
-    Kind,
-    Target,
-    answer_key,
-    compare,
-    compare_values,
-    decide,
-)
+from selfverify.tasks.math_answer import Kind, Target, answer_key, compare, compare_values, decide
 from selfverify.tasks.math_numbers import DENIALS, tokens
 from selfverify.tasks.math_text import committed, final_expression, plain, unwrap, words
 from selfverify.tasks.math_values import Named, Number, Value, read
@@ -81,6 +74,8 @@ def reminder(tags: tuple[str, ...]) -> str:
     return f"Keep to the form {''.join(_SHOWN[tag] for tag in tags)}."
 
 
+MAX_ANSWER_CHARS = 2000
+"""A longer answer is unreadable."""
 _IMPLICIT = dict.fromkeys("ABCDEFGH", "")
 """The options of a question that lists them in its text: only their letters are known."""
 
@@ -88,12 +83,6 @@ _IMPLICIT = dict.fromkeys("ABCDEFGH", "")
 class MathRowsConfig(RowTaskConfig):
     """Where the rows are, and the limits of judging."""
 
-    hints: bool = Field(
-        True, description="Say which form the answer has (a letter, decimals, a list) if the row knows."
-    )
-    max_answer_chars: int = Field(
-        2000, ge=1, le=100_000, description="A longer answer is unreadable, whatever stands in it."
-    )
     timeout_s: float = Field(5.0, gt=0, description="Time limit of one comparison by math-verify.")
     workers: int = Field(
         1, ge=1, description="Processes that compare answers; with several, a whole batch at once."
@@ -178,7 +167,7 @@ class Math(RowTask):
             if further:
                 meta["alternatives"] = further
         images = [image.open() for image in row["images"]]
-        asked = "\n".join(filter(None, [question, _hint(meta) if self.config.hints else ""]))
+        asked = "\n".join(filter(None, [question, _hint(meta)]))
         text = f"{asked}\n{self._asked}"
         return Problem(id, with_images(text, len(images), id), images, target, meta)
 
@@ -202,7 +191,7 @@ class Math(RowTask):
     def _expression(self, problem: Problem, tagged: Tagged) -> str | None:
         """Return the expression that an answer is; None for a long answer, and where there are options."""
         text = self._written(tagged)
-        if len(text) > self.config.max_answer_chars or _options(problem) is not None:
+        if len(text) > MAX_ANSWER_CHARS or _options(problem) is not None:
             return None
         return final_expression(text)
 
@@ -219,7 +208,7 @@ class Math(RowTask):
         whose worker died is ``unjudged``.
         """
         text, options = self._written(tagged), _options(problem)
-        if options is not None and len(text) <= self.config.max_answer_chars:
+        if options is not None and len(text) <= MAX_ANSWER_CHARS:
             return _judge_choice(problem, read_choice(IMAGE_MARK.sub(_called, text), options))
         answer = self._expression(problem, tagged)
         if not answer:

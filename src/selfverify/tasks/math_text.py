@@ -1,7 +1,7 @@
 r"""From a response to the one expression that it commits to, as plain LaTeX: markup is taken off, nothing is
 guessed.
 
-Texts are at most `MathConfig.max_answer_chars` long. No function raises an error, and each looks at a
+Texts are at most `math.MAX_ANSWER_CHARS` long. No function raises an error, and each looks at a
 character a bounded number of times.
 """
 
