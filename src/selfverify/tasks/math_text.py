@@ -47,7 +47,7 @@ _NEW_SENTENCE = re.compile(r"[A-Za-z]{2}.*[.!?:\n]|\n.*[A-Za-z]{2}", re.DOTALL)
 _STOP = re.compile(r"\.(?=\s+[A-Z$\\(\"*])")
 _PHRASE = re.compile(
     r"\b(?:answer|option|choice)\b[*_ ]*(?:(?:is|was|would be|should be)\b[*_ ]*:?|:|=)[*_ ]*"
-    r"|\bfinal answer[*_ ]*$|^#### +|答案[*_ ]*(?:是|为)?[:：]?\s*",
+    r"|(?:\bfinal|^[#*_ ]+) *answer[*_ ]*$|^#### +|答案[*_ ]*(?:是|为)?[:：]?\s*",
     re.IGNORECASE | re.MULTILINE,
 )
 _SHORT = 200

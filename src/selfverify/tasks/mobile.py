@@ -413,15 +413,9 @@ def _agrees(profile: ScoringProfile, target: Action, action: Action) -> bool:
 
 
 Profile = Literal[
-    "adpo",
-    "gui-odyssey",
-    "os-atlas",
-    "os-atlas-odyssey",
-    "agentcpm-androidcontrol",
-    "agentcpm-odyssey",
-    "ui-r1",
-    "gui-r1",
-]
+    "adpo", "gui-odyssey", "os-atlas", "os-atlas-odyssey", "agentcpm-androidcontrol", "agentcpm-odyssey",
+    "ui-r1", "gui-r1",
+]  # fmt: skip
 
 
 class MobileConfig(ScoredTaskConfig, RowTaskConfig):

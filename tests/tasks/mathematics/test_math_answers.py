@@ -166,6 +166,8 @@ FREE: list[Row] = [
     *[(t, "The answer is 4. No, the answer is 5.", t == "5") for t in ("4", "5")],
     *[("18", f"She sells 9 eggs.\n#### {x}", x == "18") for x in ("18", "17", "18 or 17")],
     *[("5", f"So it is.\n\n**Final Answer**\n\n{x}", True) for x in ("5", r"\boxed{5}", "**5**", "5 apples")],
+    *[("5", f"So.\n\n{x}\n5", True) for x in ("## Answer", "**Answer**", "#### Final answer", "# Answer:")],
+    ("5", "I know the answer\n5", False),
     *[("5", f"### Final Answer\n{x}", False) for x in ("5 or 6", "not 5", r"\boxed{5} or \boxed{6}")],
     *[("5", "最终答案：5。", True), ("5", "答案是5或6", False), ("5", "答案不是5", False)],
     *[("J. Smith", "The answer is J. Smith", True), ("St. John", "The answer is St. John the Elder.", False)],
