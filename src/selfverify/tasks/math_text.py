@@ -19,8 +19,6 @@ from selfverify.tasks.math_numbers import (
     KNOWN_WORDS,
     TABLES,
     Token,
-    read_noun,
-    read_unit,
     tokens,
 )
 
@@ -176,7 +174,7 @@ def _goes_on(head: str) -> bool:
 def _is_prose(tail: str) -> bool:
     """Whether what follows a box says nothing about its value: no words, or such as "is the answer"."""
     parts = tokens(tail.strip(" .,;:!$)]*\\"))
-    if not parts or read_unit(parts) or read_noun(parts):
+    if not parts or parts[0].text not in TABLES["prose"]:
         return not parts
     if any((part.kind != "word" or len(part.text) == 1) and part.text not in (",", "a") for part in parts):
         return False
@@ -184,8 +182,8 @@ def _is_prose(tail: str) -> bool:
     return any(len(text) > 3 for text in told) and not told & _TELLING
 
 
-_JOINS = HEDGES | DENIALS | {"/", "\\pm", "\\mp"}
-_TELLING = CHANGES | DENIALS | KNOWN_WORDS | {"half", "twice", "percent"}
+_JOINS = HEDGES - {"but"} | DENIALS | {"/", "\\pm", "\\mp"}
+_TELLING = CHANGES | DENIALS | KNOWN_WORDS | {*TABLES["no_names"].split(), "percent"}
 
 
 def first_sentence(text: str, start: int = 0) -> str:

@@ -413,7 +413,7 @@ def _quantity(parts: Parts, known: str = "", close: bool = False) -> Number | No
     rest, body = algebra.rest[::-1], bare[: len(bare) - len(algebra.rest)]
     power = MULTIPLES.get(rest[0].text, 0) if rest else 0
     rest = rest[1:] if power else rest
-    percent = written(rest) in ("%", "\\%", "percent", "pct")
+    percent = written(rest) in ("%", "\\%", "percent", "per cent", "pct")
     irrational = isinstance(value, float)
     unit = () if percent or not rest else _unit(rest, known, close)
     if unit is None or (irrational and (currency or percent or power)):
