@@ -28,22 +28,18 @@ from selfverify.data.images import ImageRef
 from selfverify.data.records import PICTURES
 
 DISCIPLINES = {
-    "Art & Design": ("Art", "Art_Theory", "Design", "Music"),
-    "Business": ("Accounting", "Economics", "Finance", "Manage", "Marketing"),
-    "Science": ("Biology", "Chemistry", "Geography", "Math", "Physics"),
-    "Health & Medicine": (
-        *("Basic_Medical_Science", "Clinical_Medicine", "Diagnostics_and_Laboratory_Medicine"),
-        *("Pharmacy", "Public_Health"),
-    ),
-    "Humanities & Social Science": ("History", "Literature", "Psychology", "Sociology"),
-    "Tech & Engineering": (
-        *("Agriculture", "Architecture_and_Engineering", "Computer_Science", "Electronics"),
-        *("Energy_and_Power", "Materials", "Mechanical_Engineering"),
-    ),
+    "Art & Design": "Art Art_Theory Design Music",
+    "Business": "Accounting Economics Finance Manage Marketing",
+    "Science": "Biology Chemistry Geography Math Physics",
+    "Health & Medicine": "Basic_Medical_Science Clinical_Medicine Diagnostics_and_Laboratory_Medicine "
+    "Pharmacy Public_Health",
+    "Humanities & Social Science": "History Literature Psychology Sociology",
+    "Tech & Engineering": "Agriculture Architecture_and_Engineering Computer_Science Electronics "
+    "Energy_and_Power Materials Mechanical_Engineering",
 }
 """The subjects of MMMU's six disciplines (Yue et al. 2024, arXiv:2311.16502, Table 1), which its file names
 nowhere."""
-_BY_SUBJECT = {subject: discipline for discipline, subjects in DISCIPLINES.items() for subject in subjects}
+_BY_SUBJECT = {subject: name for name, subjects in DISCIPLINES.items() for subject in subjects.split()}
 _ID = re.compile(r"(?:dev|validation|test)_(?P<subject>[A-Za-z_]+)_[0-9]+")
 
 
