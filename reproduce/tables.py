@@ -98,7 +98,7 @@ def difference_table(head: Sequence[str], rows: Rows, columns: Sequence[Column])
 
 def seed_tables(
     head: Sequence[str],
-    measured: Mapping[str, Mapping[Labels, BySeed]],
+    measured: Mapping[str, Mapping[Any, BySeed]],
     columns: Callable[[str], Sequence[Column]],
     differences: Mapping[str, Rows],
     other: str,

@@ -40,7 +40,8 @@ VERDICT = "<Verdict>SUCCESS</Verdict>"
 @pytest.mark.parametrize("text", [
     "", "SUCCESS", VERDICT, answer(verdict="SUCCESS or FAILURE"), answer(verdict="not SUCCESS"),
     answer(verdict="SUCCESS, FAILURE"), answer(verdict="SUCCESS: it failed"), answer(verdict="No: SUCCESS"),
-    answer(verdict="SUCCESS, but only half of it"), answer(verdict="成功，但不完整"), answer(valid="True: partly"),
+    answer(verdict="SUCCESS, but only half of it"), answer(verdict="成功，但不完整"),
+    answer(valid="True: partly"),
     answer(verdict=""), answer(verdict="SUCCESS\n- in part"), answer(verdict="partial\nSUCCESS"),
     answer(valid="1"), answer(words="round 2 " + "a" * LONGEST),
     # Thoughts that never end; another verdict inside the reasons, or behind them.
