@@ -53,7 +53,8 @@ def reply_parts(reply: Observation, where: str) -> list[dict[str, Any]]:
         raise DataError(f"{where}: the reply's images are no list")
     if isinstance(reply.content, str):
         return [{"type": "text", "text": reply.content}]
-    parts, wrong = reply.content, list[Any]([reply.content])
+    parts: Any = reply.content
+    wrong: list[Any] = [parts]
     if isinstance(parts, list | tuple):
         wrong = [part for part in parts if not (_is_part(part) and part["type"] in ("text", "image"))]
     if wrong:

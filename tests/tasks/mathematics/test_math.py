@@ -368,10 +368,11 @@ def test_a_batch_is_judged_at_once(policy: Policy) -> None:
     made.prepare([*answers, (asked[0], Tagged({"answer": "9"}))])
     pool = made._pool
     assert pool is not None and pool.counters()["workers/cached"] == 0
-    known = len(pool._cache)
+    known = pool._remembered.cache_info().currsize
     assert known > 4 and len(pool._all) == 2
     verdicts = [made.judge(problem, tagged).correct for problem, tagged in answers]
-    assert len(pool._cache) == known and pool.counters()["workers/cached"] >= known
+    assert pool._remembered.cache_info().currsize == known
+    assert pool.counters()["workers/cached"] >= known
     alone = task({"question": "?", "answer": r"\sqrt{12}x"}, {"question": "?", "answer": "1/3+1/6"})
     alone.prepare(answers)
     assert alone._pool is None
