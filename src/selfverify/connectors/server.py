@@ -303,6 +303,9 @@ class Endpoint:
         for session in closing:
             del self._open[session.id]
             session.lost = session.lost or "the session is closed"
+            if session.socket is not None:
+                await _say(session.socket, session.lost, wire.SESSION_ERROR)
+                await session.socket.close()
         limit_s = self.limits.close_s
         await asyncio.gather(*(close_in_time(each.environment, self.name, limit_s) for each in closing))
 
@@ -423,8 +426,8 @@ class Endpoint:
             told = "there is no such session; initialize makes one"
             return _sent(rpc_error(asked, INVALID_REQUEST, told), 404)
         reply, session = await self.answer_rpc(asked, own, request.query)
-        if session is not None and session.lost:
-            await self.close(session)
+        if own is not None and own.lost:
+            await self.close(own)
         headers = {SESSION_HEADER: session.id} if session is not None and session.begins else {}
         return _sent(reply, 400 if reply and reply["id"] is None and "error" in reply else 200, headers)
 
@@ -467,8 +470,9 @@ class Endpoint:
                     session = session or self.open()
                     result = {"session_id": session.id}
                 case "openenv/session/close":
-                    result = {"session_id": params.get("session_id"), "closed": True}
-                    await self.close(self._named(result["session_id"]))
+                    session = self._named(params.get("session_id"))
+                    session.lost = "the session is closed"
+                    result = {"session_id": session.id, "closed": True}
                 case "ping":
                     result = {}
                 case "tools/list" | "tools/call":
@@ -481,6 +485,9 @@ class Endpoint:
             return rpc_error(request, INVALID_PARAMS, str(error)), session
         except (NoRoom, EnvironmentLost) as error:
             return rpc_error(request, LOST, str(error)), session
+        finally:
+            if session is not None and session.lost and session is not own:
+                await self.close(session)
         return {"jsonrpc": "2.0", "id": id, "result": result}, session
 
     def _named(self, id: object) -> Session:
