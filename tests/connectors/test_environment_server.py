@@ -306,7 +306,6 @@ def test_a_session_of_openenv_over_http_and_a_socket() -> None:
             assert (await socket.receive_json())["data"]["result"] == {"session_id": mine}
             closed = {"jsonrpc": "2.0", "id": 3, "result": {"session_id": mine, "closed": True}}
             assert await ask("openenv/session/close", session_id=mine) == closed
-            await socket.send_json({"type": "state"})
             assert (await socket.receive_json())["data"] == {
                 "message": "the session is closed",
                 "code": "SESSION_ERROR",

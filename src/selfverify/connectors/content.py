@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from selfverify.core.images import to_rgb, upright
 from selfverify.data.fields import shown
 from selfverify.data.images import decode_image
 
-_SHOWN = ("text", "image")
+_NOTE = re.compile(r"\(a block of type [a-z_ ]*, which cannot be shown\)")
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 
 
@@ -76,8 +77,10 @@ def from_blocks(blocks: object, limits: ContentLimits) -> tuple[str, list[Image.
                 _add_image(images, data, f"block {number}", limits)
             case {"type": "resource", "resource": {"text": str(text)}}:
                 texts.append(text)
-            case {"type": str(kind)} if kind not in _SHOWN:
-                texts.append(f"(a block of type {kind[:40]}, which cannot be shown)")
+            case {"type": str(kind)} if kind not in ("text", "image"):
+                texts.append(
+                    f"(a block of type {re.sub(r'[^a-z_]+', ' ', kind[:40])}, which cannot be shown)"
+                )
             case _:
                 raise DataError(f"block {number} is no content block: {shown(block, 80)}")
     return "\n".join(texts), images
@@ -93,21 +96,10 @@ def from_result(result: Mapping[str, Any], limits: ContentLimits) -> tuple[str, 
     """
     blocks = result.get("content")
     structured = result.get("structuredContent", result.get("structured_content"))
-    if structured is None:
-        return from_blocks(blocks, limits)
-    if isinstance(blocks, list | None):
-        blocks = [block for block in blocks or () if not _is_unshown(block)]
-    text, images = from_blocks(blocks, limits)
-    return (text, images) if text.strip() or images else (to_json(structured).decode(), [])
-
-
-def _is_unshown(block: object) -> bool:
-    match block:
-        case {"type": "resource", "resource": {"text": str()}}:
-            return False
-        case {"type": str(kind)}:
-            return kind not in _SHOWN
-    return False
+    text, images = from_blocks([] if blocks is None and structured is not None else blocks, limits)
+    if structured is None or images or _NOTE.sub("", text).strip():
+        return text, images
+    return to_json(structured).decode(), []
 
 
 def from_data_urls(

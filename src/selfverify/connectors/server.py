@@ -95,8 +95,8 @@ class Session:
     limits: SessionLimits
     begins: bool = False
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    attached: bool = field(default=False, init=False)
-    """Whether a socket speaks for it."""
+    socket: web.WebSocketResponse | None = field(default=None, init=False)
+    """The socket that speaks for it."""
     id: str = field(default_factory=lambda: secrets.token_urlsafe(24), init=False)
     used: float = field(default_factory=time.monotonic, init=False)
     begun: bool = field(default=False, init=False)
@@ -273,7 +273,6 @@ class Endpoint:
     def __init__(self, name: str, factory: Factory, limits: SessionLimits) -> None:
         self.name, self.factory, self.limits = name, factory, limits
         self._open: dict[str, Session] = {}
-        self._sockets: set[web.WebSocketResponse] = set()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -304,12 +303,15 @@ class Endpoint:
         for session in closing:
             del self._open[session.id]
             session.lost = session.lost or "the session is closed"
+            if session.socket is not None:
+                await _say(session.socket, session.lost, wire.SESSION_ERROR)
+                await session.socket.close()
         limit_s = self.limits.close_s
         await asyncio.gather(*(close_in_time(each.environment, self.name, limit_s) for each in closing))
 
     async def sweep(self) -> None:
         """Close sessions that have been silent for too long; sockets watch their own."""
-        idle = [session for session in self._open.values() if session.silent and not session.attached]
+        idle = [session for session in self._open.values() if session.silent and session.socket is None]
         if idle:
             await self.close(*idle)
 
@@ -318,29 +320,28 @@ class Endpoint:
         most, id = self.limits.content.message_bytes, request.query.get("session_id")
         socket = web.WebSocketResponse(max_msg_size=most, compress=False, timeout=1.0)
         await socket.prepare(request)
-        self._sockets.add(socket)
         try:
             session = self.open() if id is None else self._named(id)
-            if session.begins or session.attached:
+            if session.begins or session.socket is not None:
                 raise DataError("this session has a socket, or is none that takes one")
-            session.attached = True
+            session.socket = socket
             try:
                 await self._converse(socket, session)
             finally:
-                session.attached, session.used = False, time.monotonic()
+                session.socket, session.used = None, time.monotonic()
                 if id is None or session.lost:
                     await asyncio.shield(self.close(session))
         except (NoRoom, EnvironmentLost, DataError) as error:
             code = wire.CAPACITY_REACHED if isinstance(error, NoRoom) else wire.SESSION_ERROR
             await _say(socket, str(error), code)
         finally:
-            self._sockets.discard(socket)
             await socket.close()
         return socket
 
     async def stop(self) -> None:
         """Close all sockets, whose sessions then end."""
-        await asyncio.gather(*(socket.close(code=1001) for socket in list(self._sockets)))
+        sockets = [session.socket for session in self._open.values() if session.socket is not None]
+        await asyncio.gather(*(socket.close(code=1001) for socket in sockets))
 
     async def _converse(self, socket: web.WebSocketResponse, session: Session) -> None:
         """Answer message by message. A client that goes while it is answered breaks that off."""
@@ -425,8 +426,8 @@ class Endpoint:
             told = "there is no such session; initialize makes one"
             return _sent(rpc_error(asked, INVALID_REQUEST, told), 404)
         reply, session = await self.answer_rpc(asked, own, request.query)
-        if session is not None and session.lost:
-            await self.close(session)
+        if own is not None and own.lost:
+            await self.close(own)
         headers = {SESSION_HEADER: session.id} if session is not None and session.begins else {}
         return _sent(reply, 400 if reply and reply["id"] is None and "error" in reply else 200, headers)
 
@@ -469,22 +470,24 @@ class Endpoint:
                     session = session or self.open()
                     result = {"session_id": session.id}
                 case "openenv/session/close":
-                    result = {"session_id": params.get("session_id"), "closed": True}
-                    await self.close(self._named(result["session_id"]))
+                    session = self._named(params.get("session_id"))
+                    session.lost = "the session is closed"
+                    result = {"session_id": session.id, "closed": True}
                 case "ping":
                     result = {}
-                case "tools/list":
+                case "tools/list" | "tools/call":
                     session = own or self._named(params.get("session_id"))
-                    result = {"tools": _tools(session)}
-                case "tools/call":
-                    session = own or self._named(params.get("session_id"))
-                    result = await _call(session, params)
+                    listed = method == "tools/list"
+                    result = {"tools": _tools(session)} if listed else await _call(session, params)
                 case _:
                     return rpc_error(request, NOT_FOUND, f"there is no method {method[:60]}"), session
         except DataError as error:
             return rpc_error(request, INVALID_PARAMS, str(error)), session
         except (NoRoom, EnvironmentLost) as error:
             return rpc_error(request, LOST, str(error)), session
+        finally:
+            if session is not None and session.lost and session is not own:
+                await self.close(session)
         return {"jsonrpc": "2.0", "id": id, "result": result}, session
 
     def _named(self, id: object) -> Session:
