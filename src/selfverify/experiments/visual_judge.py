@@ -55,10 +55,10 @@ _FIRST = re.compile(r"[\W_]*(?P<word>(?:IN)?CORRECT)[*_`]*\s*(?:[.,;!(\n-]|$)")
 _LAST = re.compile(r"(?P<before>.*?)(?:IN)?CORRECT(?:[^\w?]|_)*")
 _HEDGED = re.compile(
     r"\b(?:NOT|NO(?!,)|NON|NEVER|CANNOT|\w+N['’]T|NEITHER|NOR|LESS|IF|WHETHER|UNLESS|EXCEPT|ONLY|"
-    r"(?:ANY|NO)THING BUT|(?:WOULD|COULD|MIGHT|MAY|SHOULD)\b[^,.;:]*$|PERHAPS|POSSIBLY|DOUBT\w*|UNSURE|"
-    r"UNCLEAR|WRONG|FALSE|FAIL\w*|LACK\w*|FAR FROM|CLOSE|HARDLY|BARELY|SEMI|HALF|PART\w*|SOMEWHAT|"
-    r"MOSTLY|LARGELY|NEARLY|ALMOST|ROUGHLY)\b|"
-    r"\b(?:IN|UN)[\W_]*$|\bREFERENCE (?:IS|WAS)\W*$|[不没沒未非无無否错錯部半]"
+    r"(?:ANY|NO)THING BUT|PERHAPS|POSSIBLY|DOUBT\w*|UNSURE|UNCLEAR|WRONG|FALSE|FAIL\w*|LACK\w*|FAR FROM|"
+    r"CLOSE|HARDLY|BARELY|SEMI|HALF|PART\w*|SOMEWHAT|MOSTLY|LARGELY|NEARLY|ALMOST|ROUGHLY)\b|"
+    r"\b(?:WOULD|COULD|MIGHT|MAY|SHOULD)\b[^,.;:]*$|\b(?:IN|UN)[\W_]*$|\bREFERENCE (?:IS|WAS)\W*$|"
+    r"[不没沒未非无無否错錯部半]"
 )
 """Words before a verdict that take it back, doubt it, or say it of something else."""
 _TAKEN_BACK = re.compile(
@@ -69,7 +69,6 @@ _TAKEN_BACK = re.compile(
 _ENDED = re.compile(r"[.!?:;。]\W*$")
 _FEW = 3
 """Words of a line that belongs to the next one also where it ends as sentences do ("Partly.")."""
-_THOUGHTS = re.compile(r".*</think>", re.DOTALL)
 _OF_ONE = (400, 413, 422)
 """Statuses with which a server refuses one prompt, such as one that is too long for it."""
 LONGEST_ANSWER = 20_000
@@ -350,7 +349,7 @@ def read_verdict(said: str) -> bool | None:
     correct", "correct, but only in part"), also where the phrase is broken into lines. Thoughts in a tag
     before it do not count; where they have no end, there is no verdict.
     """
-    text = unicodedata.normalize("NFKC", _THOUGHTS.sub("", said)).replace("\u00ad", "")
+    text = unicodedata.normalize("NFKC", said.rpartition("</think>")[2]).replace("\u00ad", "")
     text = text.strip("`" + string.whitespace).upper()
     if "<THINK>" in text:
         return None

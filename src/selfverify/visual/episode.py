@@ -181,6 +181,8 @@ PLAN = "plan"
 STEPS, FAULTS, DUPLICATES, SHOWN = "steps", "tool_faults", "duplicate_calls", "images_shown"
 """Rewards that count a conversation's steps, calls whose tool died or hung, repeated calls, new images."""
 TERMINATE = Terminate()
+ENDING = (Terminate.name, *Terminate.also)
+"""The names by which models end looking."""
 LONGEST_RESULT = 12_000
 """Characters of one observation; the middle of longer ones is left out."""
 
@@ -360,7 +362,8 @@ class VisualEpisode(SingleTurn):
     def _read_call(self, said: PolicyTurn) -> VisualCall:
         """The call in a turn, with an error where it is neither a call that can be made nor an answer."""
         images = len(self.problem.images)
-        read = read_look_call(said, self.problem.tools, images, self.toolbox.names)
+        names = {*self.toolbox.names, *ENDING}  # it ends looking also where it is not offered
+        read = read_look_call(said, self.problem.tools, images, names)
         if said.finish != Finish.STOP and not (self.tags and parse_tagged(said.text, self.tags).answer_ok):
             return replace(read, error="the message was cut off: it is too long. Write less")
         if read.call is not None and self._terminates(read):
@@ -371,7 +374,7 @@ class VisualEpisode(SingleTurn):
         return read
 
     def _terminates(self, read: VisualCall) -> bool:
-        return read.call is not None and read.call.name in (Terminate.name, *Terminate.also)
+        return read.call is not None and read.call.name in ENDING
 
     def _answer(self, said: PolicyTurn, read: VisualCall) -> Observation:
         """Take a turn as the answer t_{H+1}."""
@@ -387,8 +390,11 @@ class VisualEpisode(SingleTurn):
         asked = TERMINATE.read(read.call.arguments)
         assert isinstance(asked, TerminateArguments)
         text = asked.final_response
-        tagged = parse_tagged(text, self.tags)
-        return tagged if tagged.answer_ok else Tagged({"answer": text}, answer_ok=True)
+        for tags in (self.tags, [tag for tag in self.tags if tag != "think"]):
+            tagged = parse_tagged(text, tags)
+            if tagged.answer_ok:
+                return tagged
+        return Tagged({"answer": tagged.fields.get("answer") or text}, answer_ok=True)
 
     def _carried_out(self, step: VisualStep, read: VisualCall) -> tuple[list[Part], list[Image]]:
         """The observation o_h: parts of a message, and images."""

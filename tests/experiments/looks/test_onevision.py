@@ -280,7 +280,7 @@ def test_all_references_count(tmp_path: Path) -> None:
         ("Correct? No.", None), ("partly right", None), ("并非 correct", None), ("部分\ncorrect", None),
         ("ＣＯＲＲＥＣＴ（正确）", True), ("不正确", None), ('{"verdict": "not correct"}', None),
         ('{\n  "verdict": "Correct"\n}', True), ("_CORRECT_", True), ("The reference is correct", None),
-        ("The final verdict:\n**CORRECT**", True), ("cor\u00adrect", True),
+        ("It would be correct.", None), ("The final verdict:\n**CORRECT**", True), ("cor\u00adrect", True),
         ("Both name it, as it is not red.\nCORRECT", True), ("CORRECT. No word contradicts it.", True),
     ],
 )  # fmt: skip
