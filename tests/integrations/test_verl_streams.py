@@ -379,6 +379,11 @@ def test_the_configuration_of_a_recipe() -> None:
     assert "$" not in text and read == recipe.model_dump(mode="json", exclude={"engine"})
     assert made["actor_rollout_ref"]["actor"]["use_kl_loss"] == (recipe.method.options.get("kl", 0) > 0)
     assert made["trainer"]["save_freq"] > 0, "the trained weights are saved"
+    made, _ = verl_config(load_recipe("vts-v-verifier-qwen2.5-vl-7b", ENGINE))
+    actor, rollout = (made["actor_rollout_ref"][name] for name in ("actor", "rollout"))
+    assert rollout["n"] == 2 and actor["ppo_mini_batch_size"] == 8, "the sides of a pair"
+    assert made["trainer"]["test_freq"] == -1 and not made["trainer"]["val_before_train"]
+    assert "hf_model" not in actor["checkpoint"]["save_contents"], "it would not be the adapter"
 
 
 @pytest.mark.parametrize(
@@ -400,6 +405,7 @@ def test_the_configuration_of_a_recipe() -> None:
             "multiple of",
         ),
         ("adapo-math-sft", [], "learn by rewards"),
+        ("vts-v-verifier-qwen2.5-vl-7b", ["learner.batch.updates_per_rollout=2"], "one update"),
         ("adapo-digits", [], "engine.response_tokens"),
         ("adpo-digits", [CREDIT, "engine.mode=async", "learner.loss.importance_cap=null"], "older weights"),
         ("adpo-digits", [CREDIT, "engine.mode=async"], "GPUs of their own.*rollout.nnodes"),

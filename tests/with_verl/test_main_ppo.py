@@ -239,7 +239,8 @@ def test_adapo_on_two_ranks(tmp_path):
         lengths = [len(a) + len(b) for a, b in zip(rows["prompts"], rows["responses"], strict=True)]
         most = max(sum(lengths[: len(lengths) // 2]), sum(lengths[len(lengths) // 2 :]))
         assert figures[step + 1]["global_seqlen/balanced_max"] == most, "as the rows lie on the two ranks"
-        assert figures[step + 1]["actor/grad_norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-4)
+        found = figures[step + 1]["actor/grad_norm"]  # none, where no group of a batch teaches
+        assert found == (pytest.approx(sum(norms) / len(norms), rel=1e-4) if all(norms) else None)
     assert len(coefficients) > 1, "the problems' own coefficients of KL"
     compare(policy, tmp_path, recipe)
 

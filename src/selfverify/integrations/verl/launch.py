@@ -265,7 +265,7 @@ def _settled(
             "name": "vllm", "n": group, "dtype": policy.dtype, "seed": recipe.seed,
             "temperature": sampling.temperature, "top_p": sampling.top_p, "val_kwargs.n": exam.samples,
             "val_kwargs.temperature": exam.temperature, "val_kwargs.top_p": exam.top_p,
-            "agent.default_agent_loop": "selfverify",
+            "agent.default_agent_loop": "selfverify", "calculate_log_probs": method.objective == "surrogate",
         },
         "trainer": {
             "v1.trainer_mode": "selfverify" if engine.mode == "sync" else f"selfverify_{engine.mode}",

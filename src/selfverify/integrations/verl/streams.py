@@ -100,6 +100,8 @@ def row_streams(
     for number, (uid, row) in enumerate(zip(uids, rows, strict=True)):
         if row is not None and "skipped" not in row:
             members.setdefault(uid, []).append(number)
+    if logprobs:  # a side that verl has lost takes its pair along
+        members = {uid: own for uid, own in members.items() if len(own) == 2}
     for own in members.values():
         own.sort(key=lambda row: (rows[row] or {})["number"])
     groups = [
