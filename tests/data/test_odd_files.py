@@ -110,6 +110,7 @@ def test_options_of_many_forms(tmp_path: Path) -> None:
         ("['red', 'it is ''blue']", {"A": "red", "B": "it is blue"}),
         (["A. red", "B. blue"], TWO),
         (["(A) red", "(B) blue"], TWO),
+        (["B. blue", "A. red"], TWO),  # an answer A is red
         (["A. red", "C. blue"], {"A": "A. red", "B": "C. blue"}),
         (["A.", "B."], {"A": "A.", "B": "B."}),
         ({"label": ["A", "B"], "text": ["red", "blue"]}, TWO),

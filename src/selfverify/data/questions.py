@@ -221,13 +221,10 @@ def _options(record: Record) -> dict[str, str] | None:
 
 
 def _without_letters(given: dict[str, Any]) -> dict[str, Any]:
-    """Return options without the letters that all of them begin with, such as ``A. red``."""
+    """Return options by the letters that all of them begin with, such as ``A. red``, without these."""
     marks = [_MARKED.fullmatch(option) if isinstance(option, str) else None for option in given.values()]
-    texts = [mark[2] for mark in marks if mark is not None and mark[2]]
-    letters = [mark[1] for mark in marks if mark is not None]
-    return (
-        dict(zip(letters, texts, strict=True)) if letters == [*given] and len(texts) == len(given) else given
-    )
+    found = {mark[1]: mark[2] for mark in marks if mark is not None and mark[2]}
+    return found if sorted(found) == [*given] else given
 
 
 def _lettered(text: str) -> dict[str, str]:

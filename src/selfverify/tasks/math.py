@@ -34,11 +34,7 @@ from selfverify.tasks.row_task import IMAGE_MARK, RowSequence, RowTask, RowTaskC
 
 Form = Literal["think-answer", "answer", "free"]
 
-TAGS: dict[Form, tuple[str, ...]] = {
-    "think-answer": ("think", "answer"),
-    "answer": ("answer",),
-    "free": (),
-}
+TAGS: dict[Form, tuple[str, ...]] = {"think-answer": ("think", "answer"), "answer": ("answer",), "free": ()}
 """The tags of each form, without that of the score."""
 
 _ASKED: dict[Form, str] = {

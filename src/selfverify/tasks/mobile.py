@@ -281,16 +281,10 @@ PROFILES: dict[str, ScoringProfile] = {
         "GUI-Odyssey, GUIOdyssey_action_matching.py", boxes=1.0, text=odyssey, split=_SPLIT
     ),
     "os-atlas": ScoringProfile(
-        "OS-Atlas, android_control/evaluation_unify.py",
-        text=os_atlas,
-        split=_SPLIT,
-        grounding="typed_clicks",
+        "OS-Atlas, android_control/evaluation_unify.py", text=os_atlas, split=_SPLIT, grounding="typed_clicks"
     ),
     "os-atlas-odyssey": ScoringProfile(
-        "OS-Atlas, odyssey/evaluation_unify.py",
-        text=os_atlas_odyssey,
-        split=_SPLIT,
-        grounding="typed_placed",
+        "OS-Atlas, odyssey/evaluation_unify.py", text=os_atlas_odyssey, split=_SPLIT, grounding="typed_placed"
     ),
     "agentcpm-androidcontrol": replace(
         _AGENTCPM, source="AgentCPM-GUI, evaluator.py on AndroidControl", threshold=0.04
@@ -304,11 +298,7 @@ PROFILES: dict[str, ScoringProfile] = {
         counted=frozenset({"click"}),
     ),
     "gui-r1": ScoringProfile(
-        "GUI-R1, eval_omni.py",
-        inclusive=False,
-        text=gui_r1,
-        split=_SPLIT,
-        grounding_needs_type=False,
+        "GUI-R1, eval_omni.py", inclusive=False, text=gui_r1, split=_SPLIT, grounding_needs_type=False
     ),
 }
 """By name. docs/tasks-mobile.md has them as a table."""
