@@ -43,6 +43,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import (
     make_folder,
     make_output_folder,
+    only_writer,
     read_regular,
     write_bytes,
     write_json,
@@ -122,7 +123,8 @@ def judge_looks(
         progress: Called after each batch.
 
     Raises:
-        ConfigError: The judge is no server, nothing was collected, or the verdicts were made otherwise.
+        ConfigError: The judge is no server, nothing was collected, the verdicts were made otherwise, or
+            another process is judging.
         DataError: A journal is damaged, or a problem has no question in words.
         ServerError: The server fails.
     """
@@ -140,7 +142,8 @@ def judge_looks(
         if progress is not None:
             progress(done, index.lines)
 
-    return judge_answers(ended(), folder / VERDICTS, judge, votes, on_batch)
+    with only_writer(folder):  # two would ask for the same, and write it twice
+        return judge_answers(ended(), folder / VERDICTS, judge, votes, on_batch)
 
 
 @dataclass(slots=True)
