@@ -124,7 +124,7 @@ def dry_run_lines(recipe: Recipe, resume: bool) -> list[str]:
 def plan_lines(recipe: Recipe, gpus: int, sharded: bool, heard: int | None) -> list[str]:
     """Return lines that tell people what a step takes, or why that cannot be said."""
     from selfverify.core.errors import SelfVerifyError
-    from selfverify.experiments.plan import engine_lines, make_plan
+    from selfverify.experiments.plan import make_plan
     from selfverify.policy.loading import is_at_hand
 
     if recipe.stopping is not None:
@@ -133,6 +133,7 @@ def plan_lines(recipe: Recipe, gpus: int, sharded: bool, heard: int | None) -> l
         if recipe.engine is not None and (gpus > 1 or sharded or heard):
             return ["plan: none; engine.nodes, engine.gpus_per_node and engine.response_tokens say this"]
         if recipe.engine is not None:
+            from selfverify.experiments.plan import engine_lines
             from selfverify.integrations.verl.launch import verl_config
 
             config, _ = verl_config(recipe)

@@ -256,8 +256,9 @@ def judge_answers(
         for number, trace in waiting:
             if number in verdicts.known:
                 right = verdicts.known[number]
-                outcome = "neither" if right is None else "right" if right else "wrong"
-                setattr(found, outcome, getattr(found, outcome) + 1)
+                found.right += right is True
+                found.wrong += right is False
+                found.neither += right is None
                 continue
             found.unasked += 1
             why = fault or f"question and answer are longer than {LONGEST_ANSWER:,} characters"
