@@ -124,7 +124,8 @@ class Shapes:
         text, head = model.config.get_text_config(), model.get_output_embeddings().weight
         decoder: Any = family.backbone(model)
         vision = getattr(model.config, "vision_config", None)
-        depth = int(getattr(vision, "depth", None) or getattr(vision, "num_hidden_layers", 0))
+        tower = {} if vision is None else vision.to_dict()
+        depth = int(tower.get("depth") or tower.get("num_hidden_layers") or 0)
         kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
         every = [*model.parameters()]
         learning = [p for p in every if p.requires_grad]
