@@ -159,7 +159,8 @@ class Shapes:
         """
         hidden, query, keys, wide = self.layer.hidden, self.layer.query, self.layer.keys, self.layer.wide
         merging = self.size * (2 * hidden + 2 * keys + 6 * query) + 12 * query
-        return max(merging * own, self.size * (hidden + 2 * wide))
+        # What an adapter adds stands beside what the layer gives.
+        return max(merging * own, self.size * (hidden + (2 + self.adapted) * wide))
 
     def work(self, tokens: float, pairs: float) -> float:
         """Return the operations of the layers on ``tokens``, and on ``pairs`` of a query and a key."""
