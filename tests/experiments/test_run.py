@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from selfverify import EvaluationConfig, Policy, evaluate, learn, make_method, make_task
-from selfverify.cli.run_folders import dry_run_lines
+from selfverify.cli.train import dry_run_lines
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, FileError
 from selfverify.core.files import only_writer

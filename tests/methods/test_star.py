@@ -14,7 +14,7 @@ import pytest
 
 from sampled_threads import drawn, sampled_threads
 from selfverify import TrainerConfig, learn
-from selfverify.cli.run_folders import holds_a_run
+from selfverify.cli.train import holds_a_run
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EVENTS_FILE, read_events

@@ -17,9 +17,9 @@ from samples import write_samples
 from selfverify.core.errors import DataError
 from selfverify.evaluation.metrics import summarise
 from selfverify.evaluation.samples import StoredStep, note_time, read_samples
+from selfverify.reports.charts import running_mean
 from selfverify.reports.film import PageImages
 from selfverify.reports.gallery import gallery
-from selfverify.reports.plots import running_mean
 from selfverify.reports.report import sentence, write_overview, write_report
 from selfverify.reports.run_data import load_run, table
 

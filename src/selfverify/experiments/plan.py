@@ -44,21 +44,28 @@ ENDED = 5
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The widths of a layer: of the model, of all queries, of all keys, and of the feed-forward block."""
+    """The widths of a layer: of the model, its heads, all queries, all keys, and the feed-forward block."""
 
     hidden: int
+    heads: int
     query: int
     keys: int
     wide: int
 
     @classmethod
     def of(cls, config: Any) -> Block:
-        """Return those in a configuration of transformers, of a decoder or of a tower."""
-        hidden = config.hidden_size
-        heads = getattr(config, "num_attention_heads", None) or config.num_heads
+        """Return those in a configuration of transformers, of a decoder or of a tower.
+
+        Raises:
+            ConfigError: It names none, or several for different layers.
+        """
+        heads = getattr(config, "num_attention_heads", None) or getattr(config, "num_heads", None)
+        hidden, wide = getattr(config, "hidden_size", None), getattr(config, "intermediate_size", None)
+        if not (isinstance(heads, int) and isinstance(hidden, int) and isinstance(wide, int | None)):
+            raise ConfigError(f"{config.model_type}: its configuration names no one width of all its layers")
         size = getattr(config, "head_dim", None) or hidden // heads
         keys = size * (getattr(config, "num_key_value_heads", None) or heads)
-        return cls(hidden, size * heads, keys, getattr(config, "intermediate_size", None) or 4 * hidden)
+        return cls(hidden, heads, size * heads, keys, wide or 4 * hidden)
 
     def saved(self, size: int, own: bool = True, norms: bool = True) -> int:
         """Return the bytes that autograd keeps of a token.
@@ -79,8 +86,7 @@ class Shapes:
 
     Args:
         layer: The widths of a decoder layer.
-        layers: How many there are.
-        heads: Of queries, in a layer.
+        layer_count: How many there are.
         window: The sliding window of some layers; None where there is none.
         sliding: How many layers have it.
         vocabulary: Rows of the output head.
@@ -97,8 +103,7 @@ class Shapes:
     """
 
     layer: Block
-    layers: int
-    heads: int
+    layer_count: int
     window: int | None
     sliding: int
     vocabulary: int
@@ -119,14 +124,14 @@ class Shapes:
         text, head = model.config.get_text_config(), model.get_output_embeddings().weight
         decoder: Any = family.backbone(model)
         vision = getattr(model.config, "vision_config", None)
-        depth = getattr(vision, "depth", None) or getattr(vision, "num_hidden_layers", None) or 0
+        tower = {} if vision is None else vision.to_dict()
+        depth = int(tower.get("depth") or tower.get("num_hidden_layers") or 0)
         kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
         every = [*model.parameters()]
         learning = [p for p in every if p.requires_grad]
         return cls(
             Block.of(text),
             text.num_hidden_layers,
-            text.num_attention_heads,
             getattr(text, "sliding_window", None),
             kinds.count("sliding_attention"),
             len(head),
@@ -139,7 +144,7 @@ class Shapes:
             sum(p.numel() for p in learning),
             sum(p.numel() for p in getattr(decoder, "layers", decoder).parameters()),
             sum(p.numel() for p in family.vision_parameters(model)),
-            0 if vision is None else depth * Block.of(vision).saved(head.itemsize, own=False),
+            depth and depth * Block.of(vision).saved(head.itemsize, own=False),
         )
 
     @property
@@ -154,11 +159,12 @@ class Shapes:
         """
         hidden, query, keys, wide = self.layer.hidden, self.layer.query, self.layer.keys, self.layer.wide
         merging = self.size * (2 * hidden + 2 * keys + 6 * query) + 12 * query
-        return max(merging * own, self.size * (hidden + 2 * wide))
+        # What an adapter adds stands beside what the layer gives.
+        return max(merging * own, self.size * (hidden + (2 + self.adapted) * wide))
 
     def work(self, tokens: float, pairs: float) -> float:
         """Return the operations of the layers on ``tokens``, and on ``pairs`` of a query and a key."""
-        return 2 * self.decoder * tokens + 4 * self.layer.query * self.layers * pairs
+        return 2 * self.decoder * tokens + 4 * self.layer.query * self.layer_count * pairs
 
     def forward(self, prompts: Sequence[int], rows: int, own: int) -> float:
         """Return the operations of the layers on prompts with ``rows`` of ``own`` tokens behind each."""
@@ -241,7 +247,8 @@ def samples(recipe: Recipe, method: Method) -> bool:
 
 def _patches(policy: Policy, prompt: Prompt) -> int:
     vision = getattr(policy.model.config, "vision_config", None)
-    values = sum(image.tensors["pixel_values"].numel() for image in prompt.images)
+    tensors = [pair for image in prompt.images for pair in image.tensors.items()]
+    values = sum(tensor.numel() for name, tensor in tensors if name == "pixel_values")
     if not values or vision is None:
         return 0
     side = getattr(vision, "patch_size", 14)
@@ -392,7 +399,7 @@ def _sampling(shapes: Shapes, at: Lengths, chunk: int) -> dict[str, int]:
     b, g, room = len(at.prompts), at.group_size, SharedLayout.FIRST_ROOM
     while room < at.own - 1:  # as it grows by itself
         room *= 2
-    token = 2 * shapes.size * shapes.layer.keys * shapes.layers
+    token = 2 * shapes.size * shapes.layer.keys * shapes.layer_count
     kept = token * b * (max(at.prompts) + g * room)
     copied, drawn = token * b * max(g - g // ENDED, 1) * room, DRAWN * b * g * shapes.vocabulary
     read = shapes.passing(own=False) * min(sum(at.prompts), chunk)
@@ -426,16 +433,16 @@ def _update(recipe: Recipe, method: Method, shapes: Shapes, at: Lengths, gradien
     one += asked * layer.saved(size, own=False, norms=not shapes.adapted)
     written = 0  # the scores of layers with a narrow window, which no flash kernel takes
     if shapes.window is not None and shapes.sliding and longest + at.own > shapes.window:
-        written = SCORE * shapes.heads * own * (longest + at.own)
+        written = SCORE * layer.heads * own * (longest + at.own)
     inside = size * layer.wide * (asked + own)  # the gradient of a layer's widest part
     outside = OUTSIDE * size * layer.hidden * (asked + own)
     if recipe.policy.activation_offload and recipe.policy.device != "cpu":
         kept, inside = 0, shapes.passing() * (asked + own)
     elif recipe.policy.gradient_checkpointing:
-        kept = outside + size * layer.hidden * shapes.layers * (asked + own)
+        kept = outside + size * layer.hidden * shapes.layer_count * (asked + own)
         inside += one + written
     else:  # the last layer's feed-forward block skips the prompts
-        kept = outside + shapes.layers * one - 4 * size * layer.wide * asked + shapes.sliding * written
+        kept = outside + shapes.layer_count * one - 4 * size * layer.wide * asked + shapes.sliding * written
     if recipe.policy.train_vision and shapes.tower:
         kept += max(at.patches) * groups * shapes.vision
     head = 0 if shapes.adapted else size * shapes.head
@@ -466,8 +473,8 @@ def _share_out(
     held["gradients"] = held["gradients"] * shapes.learnt // 4
     for item in ("weights", "reference", "gradients", "optimiser"):
         held[item] = -(-held[item] // gpus)
-    outer, layer = shapes.every - shapes.decoder, shapes.decoder // shapes.layers
-    kept = 3 * layer if phase == "update" and shapes.layers > 3 else shapes.decoder
+    outer, layer = shapes.every - shapes.decoder, shapes.decoder // shapes.layer_count
+    kept = 3 * layer if phase == "update" and shapes.layer_count > 3 else shapes.decoder
     held["gathered"] = shapes.size * (outer + kept)
 
 
@@ -516,8 +523,8 @@ def engine_lines(recipe: Recipe, engine: EngineConfig, config: Mapping[str, Any]
         "gradients": kept * learning / gpus,
         "optimiser": 2 * kept * learning / gpus,
         "reference": size * at.every / gpus if refers else 0,
-        "gathered": size * (at.every - at.tower - at.decoder + 2 * at.decoder / at.layers),
-        "activations": tokens * (size * at.layer.hidden * at.layers + at.layer.saved(size)),
+        "gathered": size * (at.every - at.tower - at.decoder + 2 * at.decoder / at.layer_count),
+        "activations": tokens * (size * at.layer.hidden * at.layer_count + at.layer.saved(size)),
         "logits": (size + 4) * tokens * at.vocabulary,
     }
     total, server = sum(parts.values()) / 1e9, size * at.every / 1e9

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-import sqlite3
 import string
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,8 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from selfverify.clients.replies import text_of, usable_choices
 from selfverify.core import event_loop
 from selfverify.core.errors import ConfigError, DataError, ServerError
-from selfverify.core.files import differences
-from selfverify.core.jsonl_store import STRICT, JsonlStore, stream_journal, write_journal
+from selfverify.core.jsonl_store import STRICT, JsonlStore, open_journal, read_journal
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.command_config import TeacherConfig
@@ -159,7 +157,7 @@ class OnAnswer:
 
 
 class Verdicts:
-    """A folder's verdicts by the prompt's number. They are kept on disk, however many there are.
+    """A folder's verdicts by the prompt's number.
 
     Args:
         path: The journal.
@@ -171,51 +169,37 @@ class Verdicts:
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
-        self._known = sqlite3.connect("")  # a file that is deleted when it is closed
-        self._known.execute("CREATE TABLE known (number INTEGER PRIMARY KEY, correct INTEGER)")
-        if settings is not None and not path.is_file():
-            write_journal(path, OnAnswer, settings, [])
-        if not path.is_file():
+        self.known: dict[int, bool | None] = {}
+        self._store: JsonlStore | None = None
+        if settings is not None:
+            self._store, self.known = open_journal(path, OnAnswer, settings, brief=_right)
+        elif path.is_file():
+            _, self.known = read_journal(path, OnAnswer, brief=_right)
+        else:
             raise ConfigError(f"{path.parent} has no {path.name}; `selfverify visual judge` makes it")
-        self._store = None if settings is None else JsonlStore(path)
-        found, rows = stream_journal(path, OnAnswer)
-        if settings is not None and (changed := differences(found, settings)):
-            raise ConfigError(
-                f"{path} was written under other settings: {'; '.join(changed)}. Set them back to go on with "
-                "it, or delete it to judge anew"
-            )
-        self._know(row for _, row in rows)
-
-    def _know(self, rows: Iterable[OnAnswer]) -> None:
-        lines = ((row.index, row.right) for row in rows)
-        self._known.executemany("INSERT OR REPLACE INTO known VALUES (?, ?)", lines)
-
-    def get(self, number: int) -> tuple[bool | None] | None:
-        """Return the verdict on a prompt, in a tuple; None where it was not asked."""
-        found = self._known.execute("SELECT correct FROM known WHERE number = ?", (number,)).fetchone()
-        return found if found is None or found[0] is None else (bool(found[0]),)
-
-    def any(self) -> bool:
-        """Whether a prompt was ever answered."""
-        return self._known.execute("SELECT 1 FROM known LIMIT 1").fetchone() is not None
 
     def add(self, rows: Sequence[OnAnswer]) -> None:
         """Append verdicts."""
         assert self._store is not None
         self._store.append(*map(asdict, rows))
-        self._know(rows)
+        self.known |= {row.index: row.right for row in rows}
 
     def decide(self, about: Mapping[str, Any], trace: VisualTrace) -> str:
         """Set whether a trace's answer is right, where rules do not say it; return why it cannot be known."""
         if settled_by_rules(about, trace.answer):
             return ""
-        found = self.get(number_of(judge_prompt(about, trace)))
-        if found is None:
+        number = number_of(judge_prompt(about, trace))
+        if number not in self.known:
             return "no model has judged the answer"
-        if found[0] is None:
+        right = self.known[number]
+        if right is None:
             return "the model that judged the answer said neither right nor wrong"
-        trace.rewards, trace.decider = trace.rewards | {"correct": float(found[0])}, "judge"
+        trace.rewards, trace.decider = trace.rewards | {"correct": float(right)}, "judge"
         return ""
+
+
+def _right(row: OnAnswer) -> bool | None:
+    return row.right
 
 
 @dataclass(slots=True)
@@ -277,32 +261,25 @@ def judge_answers(
             prompt = judge_prompt(about, trace)
             number = number_of(prompt)
             waiting.append((number, trace))
-            if len(prompt) <= LONGEST_ANSWER and verdicts.get(number) is None:
+            if len(prompt) <= LONGEST_ANSWER and number not in verdicts.known:
                 missing.setdefault(number, (trace.id, prompt))
         made, fault = event_loop.start(_ask_all(missing, judge, votes)).result() if missing else ([], None)
         verdicts.add(made)
-        if fault is not None and not made and (fault.status not in _OF_ONE or not verdicts.any()):
+        if fault is not None and not made and (fault.status not in _OF_ONE or not verdicts.known):
             raise fault
         found.again = found.again or (fault is not None and fault.retry)
         for number, trace in waiting:
-            _count(found, verdicts.get(number), trace, fault)
+            if number in verdicts.known:
+                right = verdicts.known[number]
+                found.right += right is True
+                found.wrong += right is False
+                found.neither += right is None
+                continue
+            found.unasked += 1
+            why = fault or f"question and answer are longer than {LONGEST_ANSWER:,} characters"
+            found.reason = found.reason or f"{trace.id}: {why}"
         on_batch()
     return found
-
-
-def _count(
-    found: JudgedLooks, verdict: tuple[bool | None] | None, trace: VisualTrace, fault: ServerError | None
-) -> None:
-    if verdict is None:
-        found.unasked += 1
-        why = fault or f"question and answer are longer than {LONGEST_ANSWER:,} characters"
-        found.reason = found.reason or f"{trace.id}: {why}"
-    elif verdict[0] is None:
-        found.neither += 1
-    elif verdict[0]:
-        found.right += 1
-    else:
-        found.wrong += 1
 
 
 async def _ask_all(

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data.rows import open_rows
-from selfverify.experiments.visual_export import export_looks
-from selfverify.experiments.visual_sets import read_pairs
+from selfverify.experiments.visual_sets import export_looks, read_pairs
 
 
 def plain(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
