@@ -116,15 +116,16 @@ class Growing:
     def _grow_call(self, piece: Mapping[str, Any]) -> None:
         """Append a piece to the call of its index, or without an index to the last one.
 
-        A function's name begins a new call where the arguments before it are whole, and it comes with another
-        id, or without one behind arguments. An id alone does not: some servers give each piece its own.
+        A function's name begins a new call where it comes with another id, or without one behind arguments,
+        unless it is repeated before these are whole. An id alone does not: some servers give each piece its own.
         """
         calls, number = self.reply.tool_calls, piece.get("index")
         told = isinstance(number, int | str)
         place = self._calls.get(number, len(calls)) if told else max(len(calls) - 1, 0)
-        if place < len(calls) and called(piece).get("name") and read_tool_calls([calls[place]])[0]:
+        if place < len(calls) and (begun := called(piece).get("name")):
             known, name = calls[place], piece.get("id")
-            if name != known.get("id") if name else called(known).get("arguments"):
+            again = begun == called(known).get("name") and not read_tool_calls([known])[0]
+            if not again and (name != known.get("id") if name else called(known).get("arguments")):
                 place = len(calls)
         if place == len(calls):
             calls.append({})
