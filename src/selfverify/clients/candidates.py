@@ -117,7 +117,7 @@ class Growing:
         """Append a piece to the call of its index, or without an index to the last one.
 
         A function's name begins a new call where it comes with another id, or without one behind arguments,
-        unless it is repeated before these are whole. An id alone does not: some servers give each piece its own.
+        unless it is repeated before these are whole. An id alone does not: some give each piece its own.
         """
         calls, number = self.reply.tool_calls, piece.get("index")
         told = isinstance(number, int | str)
