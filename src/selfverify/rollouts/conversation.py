@@ -6,9 +6,10 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from statistics import fmean
 from typing import Any
 
-from selfverify.core.episode import Episode, EpisodeResult, Observation
+from selfverify.core.episode import PROBE_LOGPROB, Episode, EpisodeResult, Observation
 from selfverify.core.errors import ConfigError, DataError, FileError
 from selfverify.core.events import note
 from selfverify.core.files import OF_THE_DISK
@@ -92,6 +93,8 @@ class Conversation:
         """Tell the episode what the policy has said to its probe."""
         assert self.episode is not None
         said.turn.turn = len(self.turns)
+        if said.segment.logprobs:
+            said.turn.values[PROBE_LOGPROB] = fmean(said.segment.logprobs)
         self.episode.probed(said.turn)
 
     def release(self) -> None:

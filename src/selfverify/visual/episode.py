@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from PIL.Image import Image, Resampling, new
 
-from selfverify.core.episode import EpisodeResult, Observation, PolicyTurn
+from selfverify.core.episode import PROBE_LOGPROB, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged, parse_tagged
 from selfverify.core.trajectory import ANSWER, Finish, Trajectory
@@ -38,11 +38,13 @@ class StepAnswer:
         answer: The answer as its judge reads it; None where there is none.
         correct: Whether it is right; None where that is not known, as in an outage of the judge.
         tokens: How many tokens the model wrote.
+        logprob: Their mean log-probability, nats; None where the sampler does not tell.
     """
 
     answer: Any
     correct: bool | None
     tokens: int
+    logprob: float | None = None
 
 
 @dataclass(slots=True)
@@ -244,7 +246,7 @@ class VisualEpisode(SingleTurn):
         self._answering = False
         self._ratios: list[float | None] = []
         """For each turn what the verifier has measured."""
-        self._beside: list[tuple[VisualStep, Literal["asked", "own"], Tagged, int]] = []
+        self._beside: list[tuple[VisualStep, Literal["asked", "own"], Tagged, PolicyTurn]] = []
         """Answers beside the conversation: of which step, why, and their tokens."""
 
     @property
@@ -284,7 +286,7 @@ class VisualEpisode(SingleTurn):
         if ends and (stops or self.settings.terminate == "accept"):
             return self._answer(said, read)
         if ends and self.settings.answer_each_step:
-            self._beside.append((step, "own", self._tagged(said, read), len(said.tokens)))
+            self._beside.append((step, "own", self._tagged(said, read), said))
         if stops and self.settings.on_stop == "skip":
             return self._taken_back(step)
         self.steps.append(step)
@@ -322,7 +324,7 @@ class VisualEpisode(SingleTurn):
     def probed(self, said: PolicyTurn) -> None:
         """Keep the answer that was asked for after the last step."""
         tagged = self._tagged(said, self._read_call(said))
-        self._beside.append((self.steps[-1], "asked", tagged, len(said.tokens)))
+        self._beside.append((self.steps[-1], "asked", tagged, said))
 
     def answers(self) -> Sequence[Tagged]:
         return [*self._answers, *(tagged for _, _, tagged, _ in self._beside)]
@@ -351,10 +353,10 @@ class VisualEpisode(SingleTurn):
         measured = [ratio for ratio in self._ratios if ratio is not None]
         if measured and len(measured) == len(self._ratios):
             made.scores[LOG_RATIO] = math.fsum(measured)
-        for step, why, tagged, tokens in self._beside:
+        for step, why, tagged, said in self._beside:
             judged = self.verdict(self.problem, tagged)
             correct = None if judged.unjudged else judged.correct
-            given = StepAnswer(judged.answer, correct, tokens)
+            given = StepAnswer(judged.answer, correct, len(said.tokens), said.values.get(PROBE_LOGPROB))
             step.asked, step.own = (given, step.own) if why == "asked" else (step.asked, given)
         made.turns = [asdict(step) for step in self.steps] + made.turns
         return made
