@@ -205,17 +205,10 @@ def _recorded(parsed: Any, problem: str) -> Parsed:
         case None:
             return None
         case Verdict():
-            return RecordedVerdict(
-                reward=float(parsed.reward),
-                correct=bool(parsed.correct),
-                answer=parsed.answer,
-                key=parsed.key,
-                unjudged=parsed.unjudged,
-                quality=None if parsed.quality is None else float(parsed.quality),
-                parts=_floats(parsed.parts),
-                error=parsed.error,
-                read_by=parsed.read_by,
-            )
+            made = RecordedVerdict(**{f.name: getattr(parsed, f.name) for f in fields(RecordedVerdict)})
+            quality = None if made.quality is None else float(made.quality)
+            plain = {"reward": float(made.reward), "correct": bool(made.correct)}
+            return replace(made, **plain, quality=quality, parts=_floats(made.parts))
         case ScoreReading():
             found = parsed.probabilities.items()
             return RecordedReading([(list(path), list(shares), [*shares.values()]) for path, shares in found])
