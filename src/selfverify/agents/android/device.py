@@ -90,12 +90,7 @@ class AdbDevice:
             EnvironmentLost: It is not ready.
         """
         await self._beside(self._greet)
-        try:
-            started = await self.shell("getprop sys.boot_completed") == "1"
-        except CommandFailed as error:
-            raise EnvironmentLost(f"{self}: {error}") from None
-        if not started:
-            raise EnvironmentLost(f"{self} has not finished starting")
+        await self.wait(0.0)
 
     @property
     def in_use(self) -> bool:
