@@ -116,8 +116,7 @@ class AgentConfig(Config):
         "saves a turn. An agent can only hand in what it was shown.",
     )
     role: Literal["tool", "user"] = Field(
-        "tool",
-        description="Who shows screens: `user` for chat templates without messages of tools.",
+        "tool", description="Who shows screens: `user` for chat templates without messages of tools."
     )
     errors_in_a_row: int = Field(
         3,

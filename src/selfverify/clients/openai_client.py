@@ -378,10 +378,7 @@ class OpenAIClient:
         return None
 
     async def _retried(
-        self,
-        attempt: Callable[[], Awaitable[Found]],
-        on_lost: OnLost = lambda: None,
-        until: float = math.inf,
+        self, attempt: Callable[[], Awaitable[Found]], on_lost: OnLost = lambda: None, until: float = math.inf
     ) -> Found:
         """Return what the first try gives that succeeds; the waits between tries grow.
 

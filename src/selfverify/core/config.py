@@ -364,8 +364,7 @@ class EvaluationConfig(Config):
         "was lost. One that is lost every time counts as wrong; `conversations.lost` is their share.",
     )
     seed: Seed = Field(
-        1000,
-        description="The seed of the evaluation's sampling; the recipe's own seed does not affect it.",
+        1000, description="The seed of the evaluation's sampling; the recipe's own seed does not affect it."
     )
 
 

@@ -203,10 +203,7 @@ class TrlEnvironments:
     """
 
     def __init__(
-        self,
-        sources: Sequence[Source],
-        settings: PoolConfig | None = None,
-        score: Score | None = None,
+        self, sources: Sequence[Source], settings: PoolConfig | None = None, score: Score | None = None
     ) -> None:
         self.pool, self.score = EnvironmentPool(sources, settings), score
         self.leases = 0

@@ -154,10 +154,7 @@ def record(index: int, group: Group, images: dict[str, Image]) -> RecordedGroup:
 
 
 def play(
-    rows: Sequence[RecordedGroup],
-    problems: Sequence[Problem],
-    policy: Policy,
-    image: Callable[[str], Image],
+    rows: Sequence[RecordedGroup], problems: Sequence[Problem], policy: Policy, image: Callable[[str], Image]
 ) -> list[Group]:
     """Return the groups that `record` was given.
 

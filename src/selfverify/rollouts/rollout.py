@@ -24,14 +24,7 @@ from selfverify.core.trajectory import Group, SampleIndex, Trajectory
 from selfverify.policy.decoding import derived_seed
 from selfverify.policy.encoding import Prompt
 from selfverify.rollouts.conversation import Conversation, find_results
-from selfverify.rollouts.episode_runner import (
-    AWAITED,
-    JUDGED,
-    RELEASED,
-    SAID,
-    SHOWN,
-    EpisodeRunner,
-)
+from selfverify.rollouts.episode_runner import AWAITED, JUDGED, RELEASED, SAID, SHOWN, EpisodeRunner
 from selfverify.rollouts.sampler import ContextFull, Encoded, SampledTurn, Sampler
 from selfverify.tasks.answering import SelfCorrection
 from selfverify.tasks.base import Task
