@@ -9,9 +9,10 @@ from typing import Any
 
 from aiohttp import web
 
+from selfverify.connectors.endpoint import SessionLimits
 from selfverify.connectors.openenv import RemoteConfig, RemoteEnvironment
 from selfverify.connectors.pool import Factory
-from selfverify.connectors.server import EnvironmentServer, Keys, SessionLimits, start_server
+from selfverify.connectors.server import EnvironmentServer, Keys, start_server
 from tiny_environment import Counter
 
 

@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from environment_servers import serve
+from selfverify.connectors.endpoint import SessionLimits
 from selfverify.connectors.openenv import RemoteConfig
 from selfverify.connectors.pool import EnvironmentPool, Lease, LocalSource, PoolConfig, Source
-from selfverify.connectors.server import SessionLimits, find_environment
+from selfverify.connectors.server import find_environment
 from selfverify.connectors.sources import ProcessSource, ServerSource
 from selfverify.core.episode import Call, Environment, EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError

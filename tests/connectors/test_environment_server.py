@@ -18,12 +18,10 @@ from aiohttp import web
 
 from environment_servers import serve, with_server
 from selfverify.connectors.content import ContentLimits
+from selfverify.connectors.endpoint import Endpoint, Session, SessionLimits
 from selfverify.connectors.server import (
-    Endpoint,
     EnvironmentServer,
     Keys,
-    Session,
-    SessionLimits,
     address_of,
     open_port,
     read_keys,

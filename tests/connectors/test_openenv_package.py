@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from environment_servers import opened, with_server
-from selfverify.connectors.server import SessionLimits
+from selfverify.connectors.endpoint import SessionLimits
 from selfverify.core.episode import Call
 
 core = pytest.importorskip("openenv.core")

@@ -17,9 +17,9 @@ from aiohttp import WSMsgType, web
 
 from environment_servers import answering, opened, with_client, with_server
 from selfverify.connectors.content import ContentLimits
+from selfverify.connectors.endpoint import SessionLimits
 from selfverify.connectors.openenv import RemoteConfig, RemoteEnvironment
 from selfverify.connectors.pool import EnvironmentPool
-from selfverify.connectors.server import SessionLimits
 from selfverify.connectors.sources import ServerSource
 from selfverify.core.episode import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError

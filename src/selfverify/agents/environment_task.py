@@ -69,11 +69,7 @@ class McpSourceConfig(SourceConfig):
 
             async def open(self) -> Environment:
                 made = McpToolset(settings)
-                try:
-                    await made.open()
-                except BaseException:
-                    await made.close()
-                    raise
+                await made.open()  # closes itself where it fails
                 return made
 
         return Toolsets(lambda: McpToolset(settings), self.sessions, McpToolset(settings).name)

@@ -116,8 +116,7 @@ class AgentConfig(Config):
         "saves a turn. An agent can only hand in what it was shown.",
     )
     role: Literal["tool", "user"] = Field(
-        "tool",
-        description="Who shows screens: `user` for chat templates without messages of tools.",
+        "tool", description="Who shows screens: `user` for chat templates without messages of tools."
     )
     errors_in_a_row: int = Field(
         3,
@@ -136,6 +135,7 @@ class AgentConfig(Config):
     reward: RewardConfig = Field(default_factory=RewardConfig, description="The reward's components (Eq. 3).")
 
 
+@dataclass(eq=False)
 class AgentEpisode(Episode):
     """Carries calls out in an environment and shows what came of them, until evidence is handed in.
 
@@ -163,23 +163,18 @@ class AgentEpisode(Episode):
     """
 
     channel = ACTION
+    problem: Problem
+    make: Callable[[], Environment]
+    task: Mapping[str, Any]
+    seed: int
+    jury: Jury | None
+    settings: AgentConfig
+    turns: int
+    goal: Goal | None = None
+    looking: Collection[str] = frozenset()
+    done_from: float | None = None
 
-    def __init__(
-        self,
-        problem: Problem,
-        make: Callable[[], Environment],
-        task: Mapping[str, Any],
-        seed: int,
-        jury: Jury | None,
-        settings: AgentConfig,
-        turns: int,
-        goal: Goal | None = None,
-        looking: Collection[str] = frozenset(),
-        done_from: float | None = None,
-    ) -> None:
-        self.problem, self.make, self.task, self.seed = problem, make, task, seed
-        self.jury, self.settings, self.turns = jury, settings, turns
-        self.goal, self.looking, self.done_from = goal, looking, done_from
+    def __post_init__(self) -> None:
         self.worked = AgentRecord()
         self._session: EnvironmentSession | None = None
         self._pending: Callable[[], Judgement] | None = None

@@ -131,28 +131,26 @@ class Seen:
     def __init__(self, exhibits: Iterable[Exhibit]) -> None:
         self.records: dict[str, dict[str, dict[str, tuple[Scalar, int]]]] = {}
         """Values, each with the round that shows it, by kind, key and attribute."""
-        self._counts: dict[str, _Count] = {}
+        self._counts: dict[Listing, _Count] = {}
         for exhibit in sorted(exhibits, key=lambda e: e.seen.round):
             self._add(exhibit.seen.round, exhibit.seen.info.get("facts", ()))
 
     def _add(self, round: int, facts: Iterable[Sequence[Scalar]]) -> None:
         here: dict[str, dict[str, dict[str, Scalar]]] = {}
-        counts: list[tuple[str, int]] = []
+        counts: list[tuple[Listing, int]] = []
         for subject, attribute, value in facts:
             subject, attribute = str(subject), str(attribute)
-            if listing(subject) is not None:
-                counts.append((subject, int(value)))
+            if (about := listing(subject)) is not None:
+                counts.append((about, int(value)))
                 continue
             kind, _, key = subject.partition("/")
             here.setdefault(kind, {}).setdefault(key, {})[attribute] = value
             self.records.setdefault(kind, {}).setdefault(key, {})[attribute] = (value, round)
-        for subject, number in counts:
-            about = listing(subject)
-            assert about is not None
+        for about, number in counts:
             members = {key for key, record in here.get(about.kind, {}).items() if about.has(record)}
-            last = self._counts.get(subject)
+            last = self._counts.get(about)
             if last is None or last.number != number:
-                self._counts[subject] = _Count(number, round, members)
+                self._counts[about] = _Count(number, round, members)
             else:
                 last.round, last.members = round, last.members | members
 
@@ -165,9 +163,7 @@ class Seen:
         """Whether a list that had to have the record was later shown whole without it."""
         values = {attribute: value for attribute, (value, _) in record.items()}
         last = max(round for _, round in record.values())
-        for subject, count in self._counts.items():
-            about = listing(subject)
-            assert about is not None
+        for about, count in self._counts.items():
             later = about.kind == kind and count.whole and count.round > last
             if later and about.has(values) and key not in count.members:
                 return True
@@ -179,9 +175,7 @@ class Seen:
         The latest such list; None where none was shown whole.
         """
         best: tuple[set[str], int] | None = None
-        for subject, count in self._counts.items():
-            about = listing(subject)
-            assert about is not None
+        for about, count in self._counts.items():
             fits = about.kind == kind and count.whole and about.has(where) is True
             if fits and (best is None or count.round > best[1]):
                 best = (count.members, count.round)

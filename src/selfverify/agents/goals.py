@@ -80,7 +80,8 @@ class Has(Config):
         records = seen.of_kind(self.kind)
         plain = {key: {a: v for a, (v, _) in record.items()} for key, record in records.items()}
         name = self.key if self.key is not None else _listed(self.match)
-        names = [f"there is {_a(self.kind)} with {_listed(self.match)}"] * self._exists
+        article = "an" if self.kind[:1] in "aeiou" else "a"
+        names = [f"there is {article} {self.kind} with {_listed(self.match)}"] * self._exists
         names += [f"{self.kind} {name}: {a} is {v}" for a, v in self.values.items()]
         best: list[Finding] | None = None
         for key, record in self._candidates(plain):
@@ -197,11 +198,6 @@ class Listed(Config):
 
 
 Need = Annotated[Has | Absent | Listed, Field(discriminator="type")]
-
-
-def _a(noun: str) -> str:
-    """A record's kind with its article."""
-    return f"{'an' if noun[:1] in 'aeiou' else 'a'} {noun}"
 
 
 def _listed(values: Mapping[str, Scalar]) -> str:

@@ -18,7 +18,7 @@ import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from functools import cache
@@ -378,10 +378,7 @@ class OpenAIClient:
         return None
 
     async def _retried(
-        self,
-        attempt: Callable[[], Awaitable[Found]],
-        on_lost: OnLost = lambda: None,
-        until: float = math.inf,
+        self, attempt: Callable[[], Awaitable[Found]], on_lost: OnLost = lambda: None, until: float = math.inf
     ) -> Found:
         """Return what the first try gives that succeeds; the waits between tries grow.
 
@@ -434,9 +431,7 @@ class OpenAIClient:
             error = error.__cause__
         if isinstance(error, ServerError):
             detail = self.base + _HINTS.get(error.code or str(error.status), "")
-            return ServerError(
-                error.message, error.status, error.code, error.retry, error.retry_after, detail
-            )
+            return replace(error, detail=detail)
         text, code, status = "the connection to the model server broke off", "cut_off", 502
         if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
             text, code = "the model server cannot be reached; is it running?", "unreachable"

@@ -71,12 +71,10 @@ def from_blocks(blocks: object, limits: ContentLimits) -> tuple[str, list[Image.
     images: list[Image.Image] = []
     for number, block in enumerate(blocks):
         match block:
-            case {"type": "text", "text": str(text)}:
+            case {"type": "text", "text": str(text)} | {"type": "resource", "resource": {"text": str(text)}}:
                 texts.append(text)
             case {"type": "image", "data": str(data)}:
                 _add_image(images, data, f"block {number}", limits)
-            case {"type": "resource", "resource": {"text": str(text)}}:
-                texts.append(text)
             case {"type": str(kind)} if kind not in ("text", "image"):
                 texts.append(
                     f"(a block of type {re.sub(r'[^a-z_]+', ' ', kind[:40])}, which cannot be shown)"

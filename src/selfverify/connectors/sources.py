@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import secrets
-import signal
 import sys
 import time
 from collections import deque
@@ -23,6 +21,7 @@ from selfverify.connectors.pool import KEYS_VARIABLE, EnvironmentServerConfig, S
 from selfverify.core.episode import Environment, EnvironmentLost
 from selfverify.core.errors import ConfigError
 from selfverify.core.events import note
+from selfverify.core.worker import kill_session, search_path
 
 logger = logging.getLogger("selfverify.environments")
 
@@ -140,12 +139,11 @@ class ProcessSource(Source):
         self._fails = 0
         key = secrets.token_urlsafe(32)
         command = [sys.executable, "-P", "-m", server.__name__, self.serving.model_dump_json()]
-        paths = [path or os.getcwd() for path in sys.path]
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), KEYS_VARIABLE: key},
+            env=search_path() | {KEYS_VARIABLE: key},
             start_new_session=True,
         )
         self._process = process
@@ -165,11 +163,6 @@ class ProcessSource(Source):
     async def _kill(self) -> None:
         """End the process, with all that it has started, and wait for it."""
         process, self._process, self._server = self._process, None, None
-        if process is None:
-            return
-        with suppress(ProcessLookupError):
-            if os.name == "posix":
-                os.killpg(process.pid, signal.SIGKILL)
-            else:
-                process.kill()
-        await process.wait()
+        if process is not None:
+            kill_session(process)
+            await process.wait()

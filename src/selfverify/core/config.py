@@ -185,17 +185,20 @@ class VLLMConfig(Config):
     )
 
 
+TopP = Annotated[
+    float,
+    Field(
+        gt=0.0, le=1.0, description="Sample from the likeliest tokens that together hold this probability."
+    ),
+]
+
+
 class SamplingConfig(Config):
     """How trajectories are sampled during training."""
 
     group_size: int = Field(8, ge=1, description="The number of trajectories per problem (the papers' G).")
     temperature: float = Field(1.0, ge=0.0, description="Sampling temperature; 0 is greedy.")
-    top_p: float = Field(
-        0.99,
-        gt=0.0,
-        le=1.0,
-        description="Sample from the likeliest tokens that together hold this probability.",
-    )
+    top_p: TopP = 0.99
     max_new_tokens: int = Field(
         48,
         ge=1,
@@ -323,12 +326,7 @@ class EvaluationConfig(Config):
         8, ge=1, description="The number of trajectories per problem: the N of best-of-N and majority@N."
     )
     temperature: float = Field(1.0, ge=0.0, description="Sampling temperature; 0 is greedy.")
-    top_p: float = Field(
-        1.0,
-        gt=0.0,
-        le=1.0,
-        description="Sample from the likeliest tokens that together hold this probability.",
-    )
+    top_p: TopP = 1.0
     split: Literal["validation", "test"] = Field("test", description="The split of held-out problems to use.")
     batch_problems: int = Field(
         64,
@@ -366,8 +364,7 @@ class EvaluationConfig(Config):
         "was lost. One that is lost every time counts as wrong; `conversations.lost` is their share.",
     )
     seed: Seed = Field(
-        1000,
-        description="The seed of the evaluation's sampling; the recipe's own seed does not affect it.",
+        1000, description="The seed of the evaluation's sampling; the recipe's own seed does not affect it."
     )
 
 

@@ -270,7 +270,6 @@ class Environment(ABC):
 
     async def submitted(self, message: str) -> None:
         """Hear with which message the agent has handed in its work. Nothing is done in the world."""
-        return
 
     async def state(self) -> dict[str, Any] | None:
         """The ground truth as plain JSON, for scoring; None where the environment does not tell."""

@@ -3,6 +3,8 @@
 Every message names the thing that is wrong and what to do about it.
 """
 
+from dataclasses import dataclass
+
 
 class SelfVerifyError(Exception):
     """Base of every error this library raises on purpose."""
@@ -42,6 +44,7 @@ class IrregularFileError(FileError):
     """A folder, a pipe, a socket or a device stands where a regular file is needed."""
 
 
+@dataclass(eq=False, repr=False)
 class ServerError(SelfVerifyError):
     """A model server that cannot be reached, refuses, or answers with what cannot be used.
 
@@ -54,22 +57,15 @@ class ServerError(SelfVerifyError):
         detail: Words for those alone who chose the server, such as its address.
     """
 
-    def __init__(
-        self,
-        message: str,
-        status: int = 502,
-        code: str | None = None,
-        retry: bool = False,
-        retry_after: float | None = None,
-        detail: str = "",
-    ) -> None:
-        super().__init__(f"{message} ({detail})" if detail else message)
-        self.message = message
-        self.status = status
-        self.code = code
-        self.retry = retry
-        self.retry_after = retry_after
-        self.detail = detail
+    message: str
+    status: int = 502
+    code: str | None = None
+    retry: bool = False
+    retry_after: float | None = None
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        super().__init__(f"{self.message} ({self.detail})" if self.detail else self.message)
 
 
 __version__ = "0.1.0"

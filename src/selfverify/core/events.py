@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from selfverify.core.errors import DataError
@@ -81,9 +80,7 @@ class EventLog(logging.Handler):
         ours.addHandler(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         logging.getLogger("selfverify").removeHandler(self)
         if isinstance(error, KeyboardInterrupt):
             if self.process == 0:  # all processes are interrupted together

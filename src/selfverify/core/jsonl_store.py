@@ -40,7 +40,6 @@ class IndexedRow(Protocol):
     @property
     def index(self) -> int:
         """The row's subject, such as the index of a problem. No two rows have the same."""
-        ...
 
 
 Row = TypeVar("Row", bound=IndexedRow)

@@ -41,11 +41,7 @@ class ServedModelConfig(Config):
         32, ge=1, description="The most requests that wait for the server at the same time."
     )
     timeout_s: float = Field(600.0, gt=0, description="The longest time of one try of a request, in seconds.")
-    tries: int = Field(
-        5,
-        ge=1,
-        description="How often a request is sent that fails for a passing reason.",
-    )
+    tries: int = Field(5, ge=1, description="How often a request is sent that fails for a passing reason.")
     like: str | None = Field(
         None,
         min_length=1,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -57,13 +56,12 @@ class Worker:
 
     def __init__(self, module: str, name: str, timeout_s: float, max_output: int, memory_mb: int) -> None:
         self.function, self.timeout_s, self.max_output = f"{module}.{name}", timeout_s, max_output
-        paths = [path or os.getcwd() for path in sys.path]
         self.process = subprocess.Popen(
             # -P: the worker searches the working folder only if this process does.
             [sys.executable, "-P", "-m", child.__name__, module, name, str(timeout_s), str(memory_mb)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            env=child.search_path(),
             # In a session of its own it does not get Ctrl-C, and is killed with all that it started.
             start_new_session=True,
         )
@@ -120,13 +118,8 @@ class Worker:
         return CallOutcome("done", reply["value"])
 
     def _signal(self) -> None:
-        if self.process.poll() is not None:
-            return
-        with suppress(ProcessLookupError):
-            if os.name == "posix":
-                os.killpg(self.process.pid, signal.SIGKILL)
-            else:
-                self.process.kill()
+        if self.process.poll() is None:
+            child.kill_session(self.process)
 
     def kill(self) -> None:
         """End the process and wait for it, so that no zombie stays."""

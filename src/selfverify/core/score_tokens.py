@@ -54,10 +54,7 @@ class ScoreTree:
         return probabilities.get(path) or dict.fromkeys(self.children, 1.0 / len(self.children))
 
     def expectation(
-        self,
-        probabilities: Branches,
-        worth: Mapping[float, float] | None = None,
-        path: tuple[int, ...] = (),
+        self, probabilities: Branches, worth: Mapping[float, float] | None = None, path: tuple[int, ...] = ()
     ) -> float:
         """Return the expected score below this node, or the expected ``worth`` of the score.
 

@@ -12,10 +12,12 @@ import faulthandler
 import importlib
 import json
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import IO, Any
 
 GRACE_S = 5.0
@@ -67,6 +69,20 @@ def main(arguments: list[str]) -> None:
         serve(function, requests, replies, float(timeout_s))
     except BrokenPipeError:
         os._exit(1)  # the parent is gone
+
+
+def search_path() -> dict[str, str]:
+    """Return this process's environment, for a child that finds modules where this process does."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+
+
+def kill_session(process: Any) -> None:
+    """End a process that has a session of its own, with all that it has started."""
+    with suppress(ProcessLookupError):
+        if os.name == "posix":
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
 
 
 def end_with_parent(stop: Callable[[], object], force_s: float) -> None:

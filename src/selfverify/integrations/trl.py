@@ -185,7 +185,7 @@ _RESERVED = ("reset", "get_reward")
 class TrlEnvironments:
     """Makes environments for TRL. Use it as a context manager around the training.
 
-    A row's column ``task`` is the task, an object or its JSON; ``seed``, if there is one, is the seed. A
+    A row's column ``task`` is the task, an object or its JSON; ``seed`` is the seed, 0 without one. A
     rollout whose environment was lost has no reward: TRL then leaves it out of its group and gives it no
     advantage.
 
@@ -200,21 +200,12 @@ class TrlEnvironments:
         score: Says what an episode was worth, from what was seen and the ground truth (`Environment.state`);
             None leaves it unscored. By default it is the sum of the environment's rewards, where there are
             any.
-        task: Reads task and seed from a row's columns.
-        seed: The seed of rows without one.
     """
 
     def __init__(
-        self,
-        sources: Sequence[Source],
-        settings: PoolConfig | None = None,
-        score: Score | None = None,
-        task: Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], int]] | None = None,
-        seed: int = 0,
+        self, sources: Sequence[Source], settings: PoolConfig | None = None, score: Score | None = None
     ) -> None:
-        self.pool = EnvironmentPool(sources, settings)
-        self.score, self.seed = score, seed
-        self.task = task or self._of_columns
+        self.pool, self.score = EnvironmentPool(sources, settings), score
         self.leases = 0
         """Sessions that are lent now."""
         self._kind: type[TrlEnvironment] | None = None
@@ -241,7 +232,9 @@ class TrlEnvironments:
         async with self.pool.lease() as lease:
             return list(lease.tools)
 
-    def _of_columns(self, row: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
+    @staticmethod
+    def task(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
+        """Return the task and the seed of a row."""
         task = row.get("task", {})
         try:
             task = json.loads(task) if isinstance(task, str) else task
@@ -250,7 +243,7 @@ class TrlEnvironments:
         if not isinstance(task, Mapping):
             raise DataError(f"the column 'task' is no object: {str(task)[:80]}")
         seed = row.get("seed")
-        return task, self.seed if seed is None else int(seed)
+        return task, 0 if seed is None else int(seed)
 
 
 class TrlEnvironment:

@@ -203,28 +203,20 @@ def to_steps(messages: Sequence[Message], before: Sequence[AtifStep] = ()) -> li
     steps, shows = list(before), False
     for message in messages:
         told, ours = content(message.text, message.images), {OURS: message.about}
-        if message.about["author"] == "policy":
-            calls = _calls(message) if message.channel == ACTION else []
-            steps.append(
-                AtifStep(
-                    step_id=len(steps) + 1,
-                    source="agent",
-                    message=told,
-                    tool_calls=calls or None,
-                    metrics=message.metrics,
-                    llm_call_count=1,
-                    extra=ours,
-                )
-            )
-            shows = message.channel == ACTION
-        elif shows:
+        spoken = message.about["author"] == "policy"
+        if shows and not spoken:
             called = steps[-1].tool_calls or []
             source = called[0].tool_call_id if len(called) == 1 else None
             result = AtifResult(source_call_id=source, content=told, extra=ours)
             steps[-1].observation = AtifObservation(results=[result])
             shows = False
-        else:
-            steps.append(AtifStep(step_id=len(steps) + 1, source="user", message=told, extra=ours))
+            continue
+        source = "agent" if spoken else "user"
+        steps.append(AtifStep(step_id=len(steps) + 1, source=source, message=told, extra=ours))
+        if spoken:
+            shows = message.channel == ACTION
+            steps[-1].tool_calls = (_calls(message) if shows else None) or None
+            steps[-1].metrics, steps[-1].llm_call_count = message.metrics, 1
     return steps
 
 

@@ -154,10 +154,7 @@ def record(index: int, group: Group, images: dict[str, Image]) -> RecordedGroup:
 
 
 def play(
-    rows: Sequence[RecordedGroup],
-    problems: Sequence[Problem],
-    policy: Policy,
-    image: Callable[[str], Image],
+    rows: Sequence[RecordedGroup], problems: Sequence[Problem], policy: Policy, image: Callable[[str], Image]
 ) -> list[Group]:
     """Return the groups that `record` was given.
 
@@ -205,17 +202,10 @@ def _recorded(parsed: Any, problem: str) -> Parsed:
         case None:
             return None
         case Verdict():
-            return RecordedVerdict(
-                reward=float(parsed.reward),
-                correct=bool(parsed.correct),
-                answer=parsed.answer,
-                key=parsed.key,
-                unjudged=parsed.unjudged,
-                quality=None if parsed.quality is None else float(parsed.quality),
-                parts=_floats(parsed.parts),
-                error=parsed.error,
-                read_by=parsed.read_by,
-            )
+            made = RecordedVerdict(**{f.name: getattr(parsed, f.name) for f in fields(RecordedVerdict)})
+            quality = None if made.quality is None else float(made.quality)
+            plain = {"reward": float(made.reward), "correct": bool(made.correct)}
+            return replace(made, **plain, quality=quality, parts=_floats(made.parts))
         case ScoreReading():
             found = parsed.probabilities.items()
             return RecordedReading([(list(path), list(shares), [*shares.values()]) for path, shares in found])

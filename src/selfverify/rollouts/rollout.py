@@ -24,14 +24,7 @@ from selfverify.core.trajectory import Group, SampleIndex, Trajectory
 from selfverify.policy.decoding import derived_seed
 from selfverify.policy.encoding import Prompt
 from selfverify.rollouts.conversation import Conversation, find_results
-from selfverify.rollouts.episode_runner import (
-    AWAITED,
-    JUDGED,
-    RELEASED,
-    SAID,
-    SHOWN,
-    EpisodeRunner,
-)
+from selfverify.rollouts.episode_runner import AWAITED, JUDGED, RELEASED, SAID, SHOWN, EpisodeRunner
 from selfverify.rollouts.sampler import ContextFull, Encoded, SampledTurn, Sampler
 from selfverify.tasks.answering import SelfCorrection
 from selfverify.tasks.base import Task
@@ -128,26 +121,23 @@ def rollout(
         return Rollout(sampler.prompts, groups, seconds, loop.retries, loop.errors)
 
 
+@dataclass(eq=False)
 class _Loop:
     """The state of one `rollout`; see there for the arguments."""
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        task: Task,
-        problems: Sequence[Problem],
-        seeds: Sequence[int],
-        group_size: int,
-        open_episode: OpenEpisode,
-        limits: RolloutLimits,
-        hook: RolloutHook | None,
-        on_group: OnGroup | None,
-    ) -> None:
-        self.sampler, self.task, self.problems, self.seeds = sampler, task, problems, seeds
-        self.open_episode, self.limits, self.hook, self.on_group = open_episode, limits, hook, on_group
-        self.size = group_size
-        self.runner, self.judge = EpisodeRunner(limits), ThreadPoolExecutor(1, "judge")
-        self.waiting = deque(product(range(len(problems)), range(group_size)))
+    sampler: Sampler
+    task: Task
+    problems: Sequence[Problem]
+    seeds: Sequence[int]
+    size: int
+    open_episode: OpenEpisode
+    limits: RolloutLimits
+    hook: RolloutHook | None
+    on_group: OnGroup | None
+
+    def __post_init__(self) -> None:
+        self.runner, self.judge = EpisodeRunner(self.limits), ThreadPoolExecutor(1, "judge")
+        self.waiting = deque(product(range(len(self.problems)), range(self.size)))
         """Conversations that have yet to begin."""
         self.talks: dict[SampleIndex, Conversation] = {}
         """Conversations that go on, or whose episodes have yet to be released."""

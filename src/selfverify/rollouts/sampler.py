@@ -93,12 +93,10 @@ class Sampler(Protocol):
     @property
     def outage(self) -> SelfVerifyError | None:
         """Why nothing can be said any more for now; None while all goes well."""
-        ...
 
     @property
     def prompts(self) -> Sequence[Prompt]:
         """The encoded problems, for the trainer; empty where nothing is encoded here."""
-        ...
 
     def session(
         self, problems: Sequence[Problem], seeds: Sequence[int], group_size: int, limits: RolloutLimits
@@ -108,7 +106,6 @@ class Sampler(Protocol):
         Raises:
             DataError: A problem cannot be encoded.
         """
-        ...
 
     def check(self, problem: Problem, expected: Sequence[Observation]) -> None:
         """Refuse observations that the policy could not be shown, before anything is sampled.
@@ -116,11 +113,9 @@ class Sampler(Protocol):
         Raises:
             ConfigError: The chat template cannot show one.
         """
-        ...
 
     def open(self, indices: Sequence[SampleIndex]) -> None:
         """Begin conversations at their prompts, also those that have begun before."""
-        ...
 
     def observe(
         self, shown: Mapping[SampleIndex, Observation | None]
@@ -131,7 +126,6 @@ class Sampler(Protocol):
             For each the tokens that were shown, or why they cannot be (`ContextFull` where they do not fit);
             None for nothing.
         """
-        ...
 
     def say(
         self, turns: Mapping[SampleIndex, int]
@@ -146,14 +140,12 @@ class Sampler(Protocol):
             For each request the conversations that it is about, and what is said in them. A `DataError` ends
             them (`ContextFull`: with what was said), and an error that is an `outage` breaks them off.
         """
-        ...
 
     def undo(self, indices: Sequence[SampleIndex]) -> None:
         """Take conversations back to before what was shown last, or to the prompt if nothing was.
 
         A second call without anything shown in between changes nothing.
         """
-        ...
 
     def close(self, indices: Sequence[SampleIndex]) -> Mapping[SampleIndex, Future[float | None]]:
         """Forget conversations in which nothing is said any more.
@@ -161,4 +153,3 @@ class Sampler(Protocol):
         Returns:
             The expected scores behind what was said last, where only a server can read them.
         """
-        ...

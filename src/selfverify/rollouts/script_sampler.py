@@ -197,8 +197,9 @@ def within_limits(
     limit, room = task.limits.tokens, longest_row(policy.model)
     lengths = [prompt + len(trajectory.tokens) for trajectory in told]
     if limit is not None:
+        why = f"tokens with its prompt, and episode.tokens is {limit}"
         return [
-            one if length <= limit else lost(problem, _too_long(length, limit))
+            one if length <= limit else lost(problem, DataError(f"it has {length} {why}"))
             for one, length in zip(told, lengths, strict=True)
         ]
     if room is not None and max(lengths) > room:
@@ -216,7 +217,3 @@ def lost(problem: Problem, error: Exception) -> Trajectory:
     note(logger, "episode_failed", message, problem=problem.id, turn=0, reason=reason)
     nothing = Segment(OBSERVATION, [], author="environment", finish=Finish.ERROR)
     return Trajectory([nothing], rewards={"turns": 1.0})
-
-
-def _too_long(tokens: int, limit: int) -> DataError:
-    return DataError(f"it has {tokens} tokens with its prompt, and episode.tokens is {limit}")

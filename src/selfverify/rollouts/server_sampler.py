@@ -222,7 +222,7 @@ class ServerSampler(TextSampler):
         first, *others = sorted(self._faults, key=lambda name: (len(name), name))
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         text = f"the server failed on {', '.join([first, *others[:3]])}{more}: {error.message}"
-        return ServerError(text, error.status, error.code, error.retry, error.retry_after, error.detail)
+        return replace(error, message=text)
 
     @contextmanager
     def session(
@@ -392,4 +392,4 @@ def _refuse_chosen(found: Sequence[Completion]) -> None:
 def stored(error: ServerError) -> ServerError:
     """The error of a rollout whose finished groups were stored (``on_group``)."""
     text = f"{error.message}; what is finished is stored, and the same call goes on"
-    return ServerError(text, error.status, error.code, error.retry, error.retry_after, error.detail)
+    return replace(error, message=text)

@@ -127,8 +127,11 @@ class Upstream(Backend):
                 judging.create_task(scored(reply, key, score))
 
         async def sample(more: dict[str, Any]) -> ServerError | None:
-            body = ask.body | more
-            return await self.sampler.draw(body, n, deliver, ask.usage, self._mode(ask), first, ask.deadline)
+            # In a stream each candidate counts as soon as it is there, so that those that are there at the
+            # deadline are not lost; a reply to all is cheaper, and enough where the model is quick.
+            hasty = ask.streams or ask.best_of.timeout_s is not None or ask.model not in self.without_haste
+            mode: Mode = "stream" if hasty else "n"
+            return await self.sampler.draw(ask.body | more, n, deliver, ask.usage, mode, first, until)
 
         now = asyncio.get_running_loop().time
         begun, is_quick, fault = now(), False, None
@@ -196,12 +199,6 @@ class Upstream(Backend):
             ask.usage.take_in(usage)
         if faults:
             raise faults[0]
-
-    def _mode(self, ask: AnswerRequest) -> Mode:
-        """Return how to ask. In a stream each candidate counts as soon as it is there, so that those that are
-        there at the deadline are not lost; a reply to all is cheaper, and enough where the model is quick."""
-        needed = ask.streams or ask.best_of.timeout_s is not None or ask.model not in self.without_haste
-        return "stream" if needed else "n"
 
     async def verify(self, ask: AnswerRequest, answers: Sequence[str]) -> list[float | None]:
         """Return the scores of given answers.

@@ -94,6 +94,7 @@ SECOND_TURN = (
 """AdaPO's fixed self-evaluation prompt (its section on implementation details)."""
 
 
+@dataclass(eq=False)
 class SingleTurn(Episode):
     """Over after the first answer, in the channels ``answer`` and ``score``.
 
@@ -104,9 +105,11 @@ class SingleTurn(Episode):
     """
 
     channel = ANSWER
+    problem: Problem
+    tags: Sequence[str]
+    verdict: JudgeAnswer
 
-    def __init__(self, problem: Problem, tags: Sequence[str], verdict: JudgeAnswer) -> None:
-        self.problem, self.tags, self.verdict = problem, tags, verdict
+    def __post_init__(self) -> None:
         self._answers: list[Tagged] = []
         self._judged: dict[int, Verdict] = {}
 
@@ -145,6 +148,7 @@ class SingleTurn(Episode):
         return self._judged[turn]
 
 
+@dataclass(eq=False)
 class SelfCorrection(SingleTurn):
     """Asks the policy to re-examine its answer (AdaPO Eq. 1); the last answer counts.
 
@@ -162,28 +166,18 @@ class SelfCorrection(SingleTurn):
         while_wrong: Whether requests after the first are made only while all answers are wrong (STaR).
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        tags: Sequence[str],
-        verdict: JudgeAnswer,
-        words: str = SECOND_TURN,
-        rounds: int = 1,
-        split_score: bool = False,
-        while_wrong: bool = False,
-    ) -> None:
-        super().__init__(problem, tags, verdict)
-        self.words, self.rounds = words, rounds
-        self.split_score, self.while_wrong = split_score, while_wrong
-        self._cut_off = False
+    words: str = SECOND_TURN
+    rounds: int = 1
+    split_score: bool = False
+    while_wrong: bool = False
 
     def expected_observations(self) -> Sequence[Observation]:
         return [Observation(self.words)]
 
     def step(self, said: PolicyTurn) -> Observation:
         cuts = self._read(said, turn_channel(said.turn), split=self.split_score and said.turn == 1)
-        self._cut_off = said.finish != Finish.STOP
-        done = said.turn >= self.rounds or self._cut_off or (said.turn > 0 and self._is_settled())
+        cut_off = said.finish != Finish.STOP
+        done = said.turn >= self.rounds or cut_off or (said.turn > 0 and self._is_settled())
         return Observation(self.words, done=done, channels=cuts)
 
     def _is_settled(self) -> bool:

@@ -50,14 +50,11 @@ _TRIES, _AT_ONCE = 256, 256
 in as many ways as are wanted."""
 
 
-class DigitsPickConfig(ScoredTaskConfig):
+class DigitsPickConfig(DigitsShownConfig):
     """Difficulty of `digits-pick`."""
 
     count: int = Field(6, ge=2, le=12, description="Digits shown.")
     picks: int = Field(3, ge=1, le=8, description="Digits to pick.")
-    columns: int = Field(3, ge=1, le=12, description="Digits per row.")
-    cell: int = Field(16, ge=8, le=64, description="Side of each digit's cell in pixels.")
-    noise: Range = Field((0.0, 0.15), description="Range of the noise's standard deviation.")
     ways: tuple[Annotated[int, Field(ge=1)], int] | None = Field(
         None,
         description="Fewest and most of the ways to pick, place by place, that a problem's target can be had "
@@ -231,7 +228,6 @@ class DigitsMixConfig(ScoredTaskConfig):
     sum: int = Field(2, ge=0, description="Shares of digits-sum problems.")
     locate: int = Field(2, ge=0, description="Shares of digits-locate problems.")
     shown: int = Field(0, ge=0, description="Shares of digits-shown problems.")
-    sum_digits: tuple[int, int] = Field((1, 6), description="Fewest and most digits of a digits-sum problem.")
     sum_noise: Range = Field((0.0, 0.35), description="Noise of the digits-sum problems.")
     locate_digits: int = Field(3, ge=1, le=9, description="Digits on a digits-locate canvas.")
     pick_reasoning: Reasoning = Field("sum", description=f"For digits-pick problems. {REASONING}")
@@ -241,9 +237,6 @@ class DigitsMixConfig(ScoredTaskConfig):
     def _check(self) -> DigitsMixConfig:
         if not self.pick + self.sum + self.locate + self.shown:
             raise ValueError("pick, sum, locate and shown are all 0; at least one task has to come")
-        fewest, most = self.sum_digits
-        if not 1 <= fewest <= most <= 12:
-            raise ValueError(f"sum_digits is {list(self.sum_digits)}, not [fewest, most] within 1 to 12")
         return self
 
 
@@ -261,10 +254,7 @@ class DigitsMix(Task):
     def __init__(self, config: DigitsMixConfig | None = None) -> None:
         super().__init__(config)
         c = self.config
-        fewest, most = c.sum_digits
-        sums = DigitsSumConfig(
-            count=most, fewest=fewest, columns=min(most, 3), noise=c.sum_noise, score=c.score
-        )
+        sums = DigitsSumConfig(count=6, fewest=1, noise=c.sum_noise, score=c.score)
         boxes = DigitsLocateConfig(count=c.locate_digits, noise=c.locate_noise, score=c.score)
         parts: tuple[Part, ...] = (
             DigitsPick(DigitsPickConfig(score=c.score, reasoning=c.pick_reasoning)),

@@ -242,7 +242,9 @@ class Algebra:
     def _product(self) -> Exact:
         value = self._signed()
         while text := self._next():
-            if text in ("*", "\\cdot", "\\times", "/") or self._tens():
+            after = [part.text for part in self.rest[-2:-4:-1]]
+            tens = text in ("x", "X") and after in (["10", "^"], ["10", "**"])  # x as in 3 x 10^5
+            if tens or text in ("*", "\\cdot", "\\times", "/"):
                 self.rest.pop()
                 value = _compute(operator.truediv if text == "/" else operator.mul, value, self._signed())
             elif self._begins() and self.rest[-1].kind != "number" and not (text == "|" and self._bars):
@@ -252,11 +254,6 @@ class Algebra:
             else:
                 break
         return value
-
-    def _tens(self) -> bool:
-        """Whether ``x`` stands between a number and a power of ten."""
-        after = [part.text for part in self.rest[-2:-4:-1]]
-        return self._next() in ("x", "X") and after in (["10", "^"], ["10", "**"])
 
     def _signed(self) -> Exact:
         negative = False

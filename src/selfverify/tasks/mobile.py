@@ -489,7 +489,8 @@ class Mobile(RowTask):
             return self.unreadable(problem)
         screen = problem.meta["screen"]
         action = moved(call, problem.meta["space"], screen)
-        return _judged(self._score(problem, action), _rounded(action), vote_key(action, screen))
+        answer = {k: [round(v, 2) for v in value] if k in _PLACES else value for k, value in action.items()}
+        return _judged(self._score(problem, action), answer, vote_key(action, screen))
 
     def unreadable(self, problem: Problem) -> Verdict:
         """Return the verdict on a malformed call: wrong in type, parameters and place."""
@@ -516,13 +517,6 @@ def _judged(score: StepScore, answer: Action | None = None, key: str | None = No
     if score.grounding is not None:
         parts["grounding"] = float(score.grounding)
     return Verdict(score.reward, score.success, answer, key, quality=float(score.success), parts=parts)
-
-
-def _rounded(action: Action) -> Action:
-    return {
-        key: [round(v, 2) for v in value] if isinstance(value, list) else value
-        for key, value in action.items()
-    }
 
 
 @lru_cache(maxsize=256)

@@ -477,7 +477,10 @@ def tool_schema(name: str, described: str, arguments: TypeAdapter[Any]) -> dict[
 def misfit(name: str, error: ValidationError) -> str:
     """Return why arguments do not fit the tool ``name``, in words for the policy."""
     faults = error.errors(include_url=False, include_input=False, include_context=False)
-    said = [f"{_place(fault['loc'])}: {fault['msg']}" for fault in faults[:3]]
+    said = []
+    for fault in faults[:3]:
+        parts = [str(part) if isinstance(part, int) else short_name(part) for part in fault["loc"]]
+        said.append(f"{'.'.join(parts)}: {fault['msg']}")
     return f"the arguments of {name} do not fit: {'; '.join(said)}"
 
 
@@ -492,10 +495,6 @@ def chosen_tool(
     if (tool := tools.get(name)) is None:
         raise ToolError(f"there is no tool {short_name(name)}; there are {', '.join(tools)}")
     return tool, tool.fitted(arguments)
-
-
-def _place(parts: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) if isinstance(part, int) else short_name(part) for part in parts)
 
 
 def tool(function: Callable[..., Any] | None = None, *, ends: bool = False) -> Any:

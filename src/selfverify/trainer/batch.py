@@ -105,13 +105,8 @@ class TokenStreams:
             new_g[places] = torch.arange(len(places))
             kept_m = new_g[choices.rows] >= 0
             choice_weight_m = choice_weight_m[kept_m]
-            choices = Alternatives(
-                new_g[choices.rows[kept_m]],
-                choices.places[kept_m],
-                choices.tokens[kept_m],
-                choices.probability[kept_m],
-                choices.advantage[kept_m],
-            )
+            others = choices.places, choices.tokens, choices.probability, choices.advantage
+            choices = Alternatives(new_g[choices.rows[kept_m]], *(values[kept_m] for values in others))
         return replace(
             self,
             tokens=[self.tokens[row] for row in rows],

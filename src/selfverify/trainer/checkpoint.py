@@ -425,6 +425,4 @@ class CheckpointManager:
 
 
 def _step_of(path: Path) -> int:
-    match = NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match[1])
+    return int(path.name.removeprefix("checkpoint-"))

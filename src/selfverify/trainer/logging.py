@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -115,11 +114,9 @@ class TrainingProgress:
         self.bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.bar.stop()
-        self.alone.__exit__(kind, error, trace)
+        self.alone.__exit__(None, None, None)
 
     def on_step(self, step: int, steps: int, metrics: dict[str, float], timing: dict[str, float]) -> None:
         """Show the figures of a training step that is done, of ``steps`` in all."""

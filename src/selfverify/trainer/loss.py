@@ -464,11 +464,7 @@ class LossComputer:
         return (terms.loss * weight_b).sum()
 
     def _surrogate(
-        self,
-        groups: Sequence[TokenStreams],
-        logprobs_bgr: Tensor,
-        trained_bgr: Tensor,
-        totals: UpdateMetrics,
+        self, groups: Sequence[TokenStreams], logprobs_bgr: Tensor, trained_bgr: Tensor, totals: UpdateMetrics
     ) -> Tensor:
         """Return the loss per token, ``[B, G, R]``."""
         device = logprobs_bgr.device

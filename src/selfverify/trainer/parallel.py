@@ -230,11 +230,6 @@ class Parallel:
         self.optimizer.zero_grad()
         return norm
 
-    @property
-    def scales_loss(self) -> bool:
-        """Whether float16's loss is scaled, so that updates are skipped until a fitting scale is found."""
-        return self.accelerator.scaler is not None
-
     # --- what a checkpoint holds --------------------------------------------------------------------
 
     def weights(self) -> dict[str, Tensor] | None:

@@ -122,15 +122,8 @@ NAME = re.compile(r"step-(\d{6,})\.process-\d+-of-\d+\.jsonl")
 _NO_MATTER = {"time_limit_s", "process_timeout_s", "checkpoint", "log"}
 """Keys of the trainer's config that change neither samples nor weights."""
 _POLICY = {
-    "path",
-    "dtype",
-    "master_weights",
-    "lora",
-    "train_vision",
-    "shared_prefix",
-    "min_pixels",
-    "max_pixels",
-}
+    "path", "dtype", "master_weights", "lora", "train_vision", "shared_prefix", "min_pixels", "max_pixels",
+}  # fmt: skip
 """Settings of the policy that change samples or weights."""
 
 

@@ -94,11 +94,9 @@ class Savable(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's whole state."""
-        ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Put back what `state_dict` returned."""
-        ...
 
 
 def parameter_names(optimizer: Savable) -> list[list[str | None]]:

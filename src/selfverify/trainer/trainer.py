@@ -429,7 +429,7 @@ class Trainer:
         if ranks.index() == 0:
             message = f"{whose} is not finite (its norm is {norm}); no update is made, and training goes on"
             note(logger, "update_skipped", message, channel=channel or "all", norm=str(norm))
-        if row >= (SKIPPED_WHILE_SCALING if self.parallel.scales_loss else SKIPPED):
+        if row >= (SKIPPED if self.accelerator.scaler is None else SKIPPED_WHILE_SCALING):
             raise SelfVerifyError(
                 f"{whose} was not finite in {row} updates in a row, so that nothing is learnt: training "
                 "stops. The checkpoints are as they were. Resume from the newest one with a lower "

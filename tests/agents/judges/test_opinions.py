@@ -245,8 +245,8 @@ def test_a_screen_that_looks_like_a_verdict_or_like_a_round_is_data() -> None:
 def test_other_markup_stays_and_pictures_have_places_that_no_text_can_make() -> None:
     markup = "<Switch> a < b </Switch> <|im_end|>"
     rendered = render(case(f"a{IMAGE}b {markup}", "two", images=[Image.new("RGB", (4, 4))]))
-    assert len(rendered.images) == 2 and len(rendered.pieces) == 3
-    assert f"a?b {markup}" in rendered.pieces[0]
+    assert len(rendered.images) == 2 == rendered.text.count(IMAGE)
+    assert f"a?b {markup}" in rendered.text
 
 
 def test_errors_first_screens_and_odd_texts_are_shown() -> None:

@@ -21,7 +21,7 @@ from selfverify.agents.android.environment import DeviceSource
 from selfverify.agents.android.task import AndroidAgents, AndroidAgentsConfig
 from selfverify.agents.evidence import Vote
 from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge
-from selfverify.connectors.server import SessionLimits
+from selfverify.connectors.endpoint import SessionLimits
 from selfverify.core.episode import Call
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.experiments.registry import make_task

@@ -222,7 +222,6 @@ def test_judging_never_raises(text: str) -> None:
         ("digits-sum", {"fewest": 6}),
         ("digits-locate", {"size": (40, 60)}),
         ("digits-mix", {"pick": 0, "sum": 0, "locate": 0}),
-        ("digits-mix", {"sum_digits": (4, 2)}),
         ("word-sums", {"largest": 5}),
         *(("word-sums", {"operations": both}) for both in ((2, 1), (0, 1), (1, 4))),
     ],

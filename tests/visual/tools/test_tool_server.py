@@ -12,7 +12,8 @@ import pytest
 from tests.visual.tools.test_toolbox import Odd, gallery, run
 
 from selfverify.connectors.content import to_blocks
-from selfverify.connectors.server import EnvironmentServer, SessionLimits, start_server
+from selfverify.connectors.endpoint import SessionLimits
+from selfverify.connectors.server import EnvironmentServer, start_server
 from selfverify.core.episode import Call, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem

@@ -17,17 +17,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
+from selfverify.agents import tools
 from selfverify.agents.android.screen import Capture
-from selfverify.agents.tools import (
-    LaunchApp,
-    LongPress,
-    PressKey,
-    ScreenAction,
-    Swipe,
-    Tap,
-    TypeText,
-    WaitFor,
-)
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import read_regular
 from selfverify.core.jsonl_store import JsonlStore
@@ -280,7 +271,7 @@ class Trace:
             **({"command": answers} if answers else {}),
         }
 
-    def done(self, action: ScreenAction) -> None:
+    def done(self, action: tools.ScreenAction) -> None:
         """Add an action on the screen that was seen last."""
         name, details = _named(action)
         self._add({"operation": "do", "action": name, **({"kwargs": details} if details else {})})
@@ -296,21 +287,21 @@ class Trace:
         self.steps += 1
 
 
-def _named(action: ScreenAction) -> tuple[str, dict[str, Any]]:
+def _named(action: tools.ScreenAction) -> tuple[str, dict[str, Any]]:
     """An action as AndroidLab's programs name it."""
     match action:
-        case Tap(box):
+        case tools.Tap(box):
             return "Tap", {"element": list(box)}
-        case LongPress(box):
+        case tools.LongPress(box):
             return "Long Press", {"element": list(box)}
-        case Swipe(box, direction, distance):
+        case tools.Swipe(box, direction, distance):
             return "Swipe", {"element": list(box), "direction": direction, "dist": distance}
-        case TypeText(text):
+        case tools.TypeText(text):
             return "Type", {"text": text}
-        case PressKey(key):
+        case tools.PressKey(key):
             return f"Press {key.capitalize()}", {}
-        case LaunchApp(app):
+        case tools.LaunchApp(app):
             return "Launch", {"package": app}
-        case WaitFor():
+        case tools.WaitFor():
             return "Wait", {}
     raise AssertionError(action)

@@ -15,17 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from selfverify.agents.tools import (
-    LaunchApp,
-    LongPress,
-    Look,
-    PressKey,
-    ScreenAction,
-    Swipe,
-    Tap,
-    TypeText,
-    WaitFor,
-)
+from selfverify.agents import tools
 from selfverify.core.episode import EnvironmentLost
 from selfverify.core.errors import ConfigError
 from selfverify.tasks.tool_calls import ToolError, short_name
@@ -89,7 +79,7 @@ class AdbDevice:
         key = (self.host, self.port, self.serial)
         if key in _in_use:
             raise ConfigError(f"{self} is used by another session; one device serves one session at a time")
-        await self._beside(self._greet, self.seconds)
+        await self._beside(self._greet)
         _in_use.add(key)
         self._open = True
 
@@ -99,27 +89,22 @@ class AdbDevice:
         Raises:
             EnvironmentLost: It is not ready.
         """
-        await self._beside(self._greet, self.seconds)
-        try:
-            started = await self.shell("getprop sys.boot_completed") == "1"
-        except CommandFailed as error:
-            raise EnvironmentLost(f"{self}: {error}") from None
-        if not started:
-            raise EnvironmentLost(f"{self} has not finished starting")
+        await self._beside(self._greet)
+        await self.wait(0.0)
 
     @property
     def in_use(self) -> bool:
         """Whether a session of this process uses it."""
         return (self.host, self.port, self.serial) in _in_use
 
-    async def shell(self, command: str, seconds: float | None = None) -> str:
+    async def shell(self, command: str) -> str:
         """Run a command in the device's shell; what it prints, errors included.
 
         Raises:
             CommandFailed: It ends with another code than 0.
             EnvironmentLost: The device is gone, or the command takes too long.
         """
-        printed = await self._ask(f"shell:{command}; echo {_EXIT}$?", seconds)
+        printed = await self._ask(f"shell:{command}; echo {_EXIT}$?")
         output, mark, code = printed.decode("utf-8", "replace").replace("\r\n", "\n").rpartition(_EXIT)
         if not mark:
             raise EnvironmentLost(f"{self} was cut off while it ran {command.split()[0]}")
@@ -127,9 +112,9 @@ class AdbDevice:
             raise CommandFailed(command, output)
         return output.rstrip("\n")
 
-    async def output(self, command: str, seconds: float | None = None) -> bytes:
+    async def output(self, command: str) -> bytes:
         """Run a command; the bytes that it prints, as they are, whether it fails or not."""
-        return await self._ask(f"exec:{command}", seconds)
+        return await self._ask(f"exec:{command}")
 
     async def root(self) -> None:
         """Restart adb's daemon on the device as root.
@@ -137,7 +122,7 @@ class AdbDevice:
         Raises:
             CommandFailed: The device does not allow it.
         """
-        said = (await self._ask("root:", None)).decode("utf-8", "replace").strip()
+        said = (await self._ask("root:")).decode("utf-8", "replace").strip()
         if "cannot" in said:
             raise CommandFailed("adb root", said)
         if "already" not in said:
@@ -187,52 +172,52 @@ class AdbDevice:
     def __str__(self) -> str:
         return f"device {self.serial} (adb server {self.host}:{self.port})"
 
-    async def _ask(self, service: str, seconds: float | None) -> bytes:
-        limit = self.seconds if seconds is None else seconds
-        return await self._beside(lambda: self._talk(service, limit), limit)
+    async def _ask(self, service: str) -> bytes:
+        return await self._beside(lambda: self._talk(service))
 
-    async def _beside(self, work: Callable[[], T], seconds: float) -> T:
+    async def _beside(self, work: Callable[[], T]) -> T:
         """Do ``work`` in the device's thread. Sockets keep the deadline; a second one guards the thread."""
         if self._closed:
             raise EnvironmentLost(f"{self} was closed")
         loop = asyncio.get_running_loop()
         try:
-            return await asyncio.wait_for(loop.run_in_executor(self._threads, work), 2 * seconds + 1)
+            return await asyncio.wait_for(loop.run_in_executor(self._threads, work), 2 * self.seconds + 1)
         except TimeoutError:
-            raise EnvironmentLost(f"{self} did not answer within {seconds:g} seconds") from None
+            raise EnvironmentLost(f"{self} did not answer within {self.seconds:g} seconds") from None
 
-    def _adb(self, seconds: float) -> Any:
+    def _adb(self) -> Any:
         """adbutils' client, where something listens: else it would start a server of its own."""
         try:
             import adbutils
         except ImportError:
             raise ConfigError("Android devices need adbutils: pip install 'selfverify[agents]'") from None
         try:
-            socket.create_connection((self.host, self.port), timeout=min(seconds, 3.0)).close()
+            socket.create_connection((self.host, self.port), timeout=min(self.seconds, 3.0)).close()
         except OSError as error:
             raise EnvironmentLost(
                 f"no adb server at {self.host}:{self.port} ({error}); start it with `adb start-server`"
             ) from None
-        return adbutils.AdbClient(self.host, self.port, socket_timeout=seconds)
+        return adbutils.AdbClient(self.host, self.port, socket_timeout=self.seconds)
 
     def _greet(self) -> None:
-        version = self._guarded(lambda: self._adb(self.seconds).server_version())
+        version = self._guarded(lambda: self._adb().server_version())
         if version < OLDEST_SERVER:
             raise EnvironmentLost(
                 f"the adb server at {self.host}:{self.port} speaks version {version}; {OLDEST_SERVER} or "
                 "newer is needed: update platform-tools, then `adb kill-server` and `adb start-server`"
             )
-        state = self._guarded(lambda: self._adb(self.seconds).device(self.serial).get_state())
+        state = self._guarded(lambda: self._adb().device(self.serial).get_state())
         if state != "device":
             raise EnvironmentLost(f"{self} is {state}; start it, and let this computer debug it")
 
-    def _talk(self, service: str, seconds: float) -> bytes:
+    def _talk(self, service: str) -> bytes:
         """Send one request to the device and read until it closes the connection."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + self.seconds
 
         def talk() -> bytes:
             output = bytearray()
-            with self._adb(seconds).device(self.serial).open_transport(timeout=seconds) as connection:
+            device = self._adb().device(self.serial)
+            with device.open_transport(timeout=self.seconds) as connection:
                 connection.send_command(service)
                 connection.check_okay()
                 while True:
@@ -406,7 +391,7 @@ class Hands:
                     "which types ASCII only"
                 ) from None
 
-    async def do(self, action: ScreenAction, size: tuple[int, int]) -> None:
+    async def do(self, action: tools.ScreenAction, size: tuple[int, int]) -> None:
         """Carry out an action on a screen of this size.
 
         Raises:
@@ -429,26 +414,26 @@ class Hands:
         if "No activities found" in said or "monkey aborted" in said:
             raise CommandFailed(command, said)
 
-    async def _do(self, action: ScreenAction, size: tuple[int, int]) -> None:
+    async def _do(self, action: tools.ScreenAction, size: tuple[int, int]) -> None:
         match action:
-            case Look():
+            case tools.Look():
                 pass
-            case WaitFor(seconds):
+            case tools.WaitFor(seconds):
                 await asyncio.sleep(seconds)
-            case Tap(box):
+            case tools.Tap(box):
                 x, y = box.centre
                 await self.device.shell(f"input tap {x} {y}")
-            case LongPress(box):
+            case tools.LongPress(box):
                 x, y = box.centre
                 await self.device.shell(f"input swipe {x} {y} {x} {y} {HOLD_MS}")
-            case Swipe(box):
+            case tools.Swipe(box):
                 (x, y), (to_x, to_y) = box.centre, action.end(size)
                 await self.device.shell(f"input swipe {x} {y} {to_x} {to_y} {SWIPE_MS}")
-            case PressKey(key):
+            case tools.PressKey(key):
                 await self.device.shell(f"input keyevent KEYCODE_{key.upper()}")
-            case TypeText(text):
+            case tools.TypeText(text):
                 await self._type(text)
-            case LaunchApp(app):
+            case tools.LaunchApp(app):
                 if (package := self.apps.package(app)) is None:
                     known = ", ".join(self.apps.like(app))
                     raise ToolError(f"no app is known as {short_name(app)}; known are {known}")

@@ -231,12 +231,9 @@ class AndroidEnvironment(Environment):
             raise EnvironmentLost(self._lost)
         try:
             return await work
-        except EnvironmentLost as error:
-            self._lost = str(error)
-            self._device.close()
-            raise
-        except asyncio.CancelledError:
-            self._lost = f"{self._device}: a call was cancelled while it was carried out"
+        except (EnvironmentLost, asyncio.CancelledError) as error:
+            cancelled = f"{self._device}: a call was cancelled while it was carried out"
+            self._lost = str(error) if isinstance(error, EnvironmentLost) else cancelled
             self._device.close()
             raise
 

@@ -78,7 +78,7 @@ def read_hierarchy(dump: bytes, size: tuple[int, int], app: str = "") -> Screen:
         size = (size[1], size[0])
     first = next(root.iter("node"), None)
     app = app or (first.get("package", "") if first is not None else "")
-    views = _views(root, Box(0, 0, *size), "0")
+    views = _views(root, Box(0, 0, *size))
     return Screen(app, size, _in_order([_merged(view) for view in views]))
 
 
@@ -114,10 +114,10 @@ def _joined(references: re.Match[str]) -> str:
     return "".join(f"&#{ord(character)};" for character in _ILLEGAL.sub("\ufffd", text))
 
 
-def _views(tree: ElementTree.Element, screen: Box, window: str) -> list[_View]:
+def _views(tree: ElementTree.Element, screen: Box) -> list[_View]:
     """The views that say or do something, each in the one it stands in. Trees may be deep: no recursion."""
     found: list[_View] = []
-    stack = [(node, place, screen, found) for node, place in _places(tree, window)]
+    stack = [(node, place, screen, found) for node, place in _places(tree, "0")]
     while stack:
         node, place, around, siblings = stack.pop()
         if node.get("visible-to-user") == "false":

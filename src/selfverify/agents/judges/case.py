@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -142,10 +142,13 @@ class Rendered:
     images: list[Image] = field(default_factory=list)
     rounds: frozenset[int] = frozenset()
 
-    @property
-    def pieces(self) -> list[str]:
-        """The text before, between and behind the images."""
-        return self.text.split(IMAGE)
+    def parts(self, pictures: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The parts of a message: texts, and between them what stands for the pictures."""
+        first, *others = self.text.split(IMAGE)
+        found: list[dict[str, Any]] = [{"type": "text", "text": first}]
+        for picture, text in zip(pictures, others, strict=True):
+            found += [dict(picture), *([{"type": "text", "text": text}] if text else [])]
+        return found
 
 
 IMAGE = "\ufffc"

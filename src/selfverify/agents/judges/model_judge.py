@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge, Rendered, read_opinion, render
+from selfverify.agents.judges.case import IMAGE, Awaited, Ballot, Case, Judge, Rendered, read_opinion, render
 from selfverify.agents.judges.config import ModelJudgeConfig
 from selfverify.clients.candidates import read_choices
 from selfverify.clients.openai_client import OpenAIClient, ServerConfig, server_url
@@ -216,12 +216,6 @@ def content(rendered: Rendered, images: bool) -> str | list[dict[str, Any]]:
         rendered: The case.
         images: Whether pictures are shown; without them their places say that there was one.
     """
-    first, *others = rendered.pieces
-    if not images or not others:
-        return "(not shown)".join(rendered.pieces)
-    parts: list[dict[str, Any]] = [{"type": "text", "text": first}]
-    for image, piece in zip(rendered.images, others, strict=True):
-        parts.append(image_part(image))
-        if piece:
-            parts.append({"type": "text", "text": piece})
-    return parts
+    if not images or IMAGE not in rendered.text:
+        return rendered.text.replace(IMAGE, "(not shown)")
+    return rendered.parts(map(image_part, rendered.images))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from selfverify.agents.judges.case import (
+    IMAGE,
     Awaited,
     Ballot,
     Case,
@@ -130,7 +131,10 @@ class OwnJudge(Judge):
             max_new_tokens=self.config.max_new_tokens,
         )
         words = user_turn(self.prompt if self.short is None else self.short.question, images=0)
-        asked = [(Problem(f"{r.case.name}/judged", words), _shown(r.rendered)) for r in batch]
+        asked = []
+        for case, shown in [(request.case, request.rendered) for request in batch]:
+            parts = shown.parts([{"type": "image"}] * shown.text.count(IMAGE))
+            asked.append((Problem(f"{case.name}/judged", words), Observation(parts, list(shown.images))))
         seeds = [zlib.crc32(request.rendered.text.encode()) for request in batch]
         for request, said in zip(batch, ask_policy(self.policy, asked, seeds, sampling), strict=True):
             read = len(self.policy.tokenizer(request.rendered.text, add_special_tokens=False)["input_ids"])
@@ -147,13 +151,3 @@ class OwnJudge(Judge):
         else:
             opinion = read_opinion(said.text, request.rendered, self.config.quotations)
         return Ballot(number, opinion.vote, opinion.missing, about)
-
-
-def _shown(rendered: Rendered) -> Observation:
-    first, *others = rendered.pieces
-    parts = [{"type": "text", "text": first}]
-    for piece in others:
-        parts.append({"type": "image"})
-        if piece:
-            parts.append({"type": "text", "text": piece})
-    return Observation(parts, list(rendered.images))

@@ -212,12 +212,8 @@ def _settled(
     policy, sampling, exam = recipe.policy, recipe.sampling, recipe.evaluation
     nothing: Any = None  # a method's stages need no policy
     stage = next(method.stages(Training(nothing, task, method, recipe.learner, sampling, recipe.folder)))
-    learner, batch, optim, steps = (
-        stage.learner,
-        stage.learner.batch,
-        stage.learner.optim,
-        stage.learner.steps,
-    )
+    learner = stage.learner
+    batch, optim, steps = learner.batch, learner.optim, learner.steps
     mini, longest = learner.groups_per_step // batch.updates_per_rollout, engine.prompt_tokens + length
     rows, low = batch.micro_batch_groups * group, policy.dtype == "bfloat16"
     tokens = min(batch.micro_batch_tokens or rows * longest, rows * longest)
