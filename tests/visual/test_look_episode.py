@@ -139,7 +139,10 @@ def test_skip_takes_the_step_back() -> None:
 
 
 TAGGED = ("<answer>5</answer>", "It is <answer>5</answer>.", "<answer>5</answer><score>0.9</score>")
-ENDS = [ANSWER, *(call("terminate", final_response=text) for text in ("5", ANSWER, 5, *TAGGED))]
+ENDS = [
+    *(ANSWER, call("TerminateAction", final_response="5"), call("Terminate", final_response=" 5 ")),
+    *(call("terminate", final_response=text) for text in ("5", ANSWER, 5, *TAGGED)),
+]
 
 
 @pytest.mark.parametrize("text", ENDS)
@@ -251,6 +254,9 @@ NO_ANSWERS = [
     '<invoke name="crop"><parameter name="image_index">1</parameter></invoke>', "<tool_use>crop</tool_use>",
     '[TOOL_CALLS] [{"name": "crop"}]', f"{crop()}\n{crop(9)}", crop()[:-20], f"```json\n{crop()[:40]}\n```",
     'I look. {"name": "crop", "arguments": {"image_index": 1, "bounding',
+    '{"Thought": "a", "Action": "crop", "Args": [1]}', "crop 1 8 8 24", "/crop 1, 8, 8, 24, 24",
+    "crop[1, 8, 8, 24, 24]", f"I will use ZoomIn on the sign, with the box {BOX}.", "crop(image, box)",
+    "Tool call: crop", "### Action\nCropAction", "TERMINATE", "terminate 5", "Action: finish[5]",
 ]  # fmt: skip
 
 
@@ -276,6 +282,7 @@ def test_terminate_is_known_where_it_is_not_offered(text: str) -> None:
     [
         "It is 5.", "", "A crop (of wheat) is 5, see 'crop' and the caption(s).", '{"answer": 5}', "Crop: 5",
         f"I called crop(1, {BOX}).\n{ANSWER}", "<think>crop(1, [0, 0, 9, 9])</think> 5", '{"name": "Bob"}',
+        "The crop of 1, 2 and 3.",
     ],
 )  # fmt: skip
 def test_words_are_an_answer(text: str) -> None:

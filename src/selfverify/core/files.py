@@ -16,6 +16,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import socket
 import stat
 import sys
@@ -183,6 +184,18 @@ _KINDS = (
 )
 
 
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""How libraries in Rust (safetensors, tokenizers) name the system's errors, in exceptions of their own."""
+
+
+def _number_of(error: Exception) -> int | None:
+    """The system's number of an error; None where it is about something else."""
+    if isinstance(error, OSError):
+        return error.errno or 0
+    found = _OS_ERROR.search(str(error))
+    return None if found is None else int(found[1])
+
+
 def reason_of(error: OSError) -> str | None:
     """Return what people can do about an error of the system; None where its own words say all."""
     return _REASONS.get(error.errno or 0)
@@ -193,17 +206,19 @@ def naming(path: Path | str) -> Iterator[None]:
     """Turn errors of the system into one that names a file: the one that they name, or else ``path``.
 
     Raises:
-        FileError: Something inside has raised an `OSError`.
+        FileError: Something inside has raised an `OSError`, or what another library makes of one.
     """
     try:
         yield
     except FileError:
         raise
-    except OSError as error:
-        named = error.filename2 or error.filename
-        reason = reason_of(error) or error.strerror or str(error)
+    except Exception as error:
+        if (number := _number_of(error)) is None:
+            raise
+        named = getattr(error, "filename2", None) or getattr(error, "filename", None)
+        reason = _REASONS.get(number) or getattr(error, "strerror", None) or str(error)
         about = path if named is None or isinstance(named, int) else named
-        raise FileError(error.errno, reason, os.fsdecode(about)) from error
+        raise FileError(number, reason, os.fsdecode(about)) from error
 
 
 def make_folder(folder: Path) -> None:

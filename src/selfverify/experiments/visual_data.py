@@ -23,12 +23,14 @@ Journals are read line by line (`TraceIndex`): memory does not grow with the num
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
 import sqlite3
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, groupby
 from pathlib import Path
@@ -40,7 +42,7 @@ from PIL.Image import Image
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from selfverify.core import jsonl_store
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError, DataError, FileError
 from selfverify.core.files import naming, open_regular
 from selfverify.core.jsonl_store import stream_journal
 from selfverify.core.problem import Problem
@@ -81,6 +83,16 @@ def image_keeper(folder: Path) -> Callable[[Image], str]:
         return name
 
     return keep
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[None]:
+    """Name what is indexed where the disk with the index is full, which the system has chosen."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        why = f"there is no room for its index ({error}); set TMPDIR to a folder on another disk"
+        raise FileError(errno.ENOSPC, why, str(path)) from None
 
 
 class TraceIndex:
@@ -144,15 +156,17 @@ class TraceIndex:
                 yield str(row.about.get("problem") or row.problem), order, row.index, begin
 
         try:
-            self._places.executemany("INSERT INTO place VALUES (?, ?, ?, ?)", places())
+            with _temporary(path):
+                self._places.executemany("INSERT INTO place VALUES (?, ?, ?, ?)", places())
         except sqlite3.IntegrityError:
             raise DataError(f"{path}: an index stands in the file twice. Restore the file") from None
 
     def rows(self, order: str = "source, number") -> Iterator[tuple[str, int, TaughtProblem]]:
         """Yield the lines in an order: the source, where the line begins, and what it holds."""
         names = [*SOURCES]
-        query = f"SELECT source, line FROM place ORDER BY {order}"
-        for source, begin in self._places.execute(query):
+        with _temporary(self.folder):  # sorting may take room, too
+            found = self._places.execute(f"SELECT source, line FROM place ORDER BY {order}")
+        for source, begin in found:
             yield names[source], begin, self.row(names[source], begin)
 
     def row(self, source: str, begin: int) -> TaughtProblem:

@@ -44,6 +44,7 @@ from pydantic import TypeAdapter
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import (
     make_folder,
+    naming,
     only_writer,
     read_regular,
     write_bytes,
@@ -197,7 +198,7 @@ def make_sets(folder: Path, demands: Demands, pairing: Pairing, judged: bool = F
     found, curation = Sets(), Curation(folder / IMAGES, demands)
     unwanted, dropped = Counter[str](), Counter[str]()
     balance, kinds, decided = Balance(), Counter[str](), Counter[str]()
-    with TemporaryFile(dir=folder) as spool:
+    with naming(folder / PAIRS), TemporaryFile(dir=folder) as spool:
         with written_whole(folder / SFT) as partial, partial.open("wb") as sft:
             for known in index.by_problem():
                 found.traces += len(known)

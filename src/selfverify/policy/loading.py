@@ -27,7 +27,7 @@ from transformers import (
 from transformers.utils import CONFIG_NAME, cached_file
 
 from selfverify.core.config import how_to_get, with_distributions
-from selfverify.core.errors import CheckpointError, ConfigError, FileError
+from selfverify.core.errors import CheckpointError, ConfigError
 from selfverify.core.files import naming, require_held
 from selfverify.core.policy_config import PolicyConfig, is_served
 from selfverify.policy import adapters
@@ -472,18 +472,15 @@ def save(loaded: Loaded, path: str, folder: Path, weights: dict[str, Tensor] | N
         FileError: The disk is full or not writable, or the folder around is lost (`require_held`).
     """
     require_held(folder)
-    try:
-        with naming(folder):
-            if adapters.is_adapted(loaded.model):
-                adapters.save(loaded.model, folder, weights)
-            else:
-                loaded.model.save_pretrained(folder, state_dict=weights)
-            loaded.tokenizer.save_pretrained(folder)
-            if loaded.image_processor is not None:
-                loaded.image_processor.save_pretrained(folder)
-                _copy_processor_settings(loaded, path, folder)
-    except SafetensorError as error:  # its writer tells of a full disk in its own way
-        raise FileError(None, f"the weights cannot be written ({error})", str(folder)) from error
+    with naming(folder):
+        if adapters.is_adapted(loaded.model):
+            adapters.save(loaded.model, folder, weights)
+        else:
+            loaded.model.save_pretrained(folder, state_dict=weights)
+        loaded.tokenizer.save_pretrained(folder)
+        if loaded.image_processor is not None:
+            loaded.image_processor.save_pretrained(folder)
+            _copy_processor_settings(loaded, path, folder)
 
 
 def _copy_processor_settings(loaded: Loaded, path: str, folder: Path) -> None:

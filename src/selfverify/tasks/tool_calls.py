@@ -95,7 +95,7 @@ _ANSWERED = re.compile(r"</(?:answer|score)>\s*$")
 _ATTEMPT = r"""
     </?(?:tool|function|invoke|call|action|{names})\b | <\W?tool | \[TOOL_CALLS\]    # tags
     | ✿FUNCTION✿ | \bto=functions\.
-    | ^[^\w\n]*(?:action|tool|function|call)\W{{0,3}}:\W{{0,5}}(?:(?:{names})\b|\w+\()  # Action: crop(
+    | ^[^\w\n]*(?:action|tool|function|call)\W{{0,3}}:\W{{0,5}}(?:(?:{names})\b|\w+[(\[])  # Action: crop(
     | \b(?:{names})\(\s*(?:[\d\[{{"')]|\w+\s*[=:])                         # crop(1, ...), crop(image=1)
     | [\[({{]\s*["'](?:{names})["']                                         # ["crop", 1, ...]
     | \b(?:name|tool|tool_name|function)["'“”]?\s*[:：=]\s*["'“](?:{names})["'”]
@@ -243,12 +243,13 @@ def is_attempted(words: str, names: Collection[str], also: str = "(?!)") -> bool
 
     Args:
         words: A message without its thoughts.
-        names: The names of the tools.
-        also: A pattern of further marks of a call.
+        names: The names of the tools, in whichever writing.
+        also: A pattern of further marks of a call, like `_ATTEMPT`.
     """
-    pattern = _ATTEMPT.format(names="|".join(map(re.escape, filter(None, names))) or "(?!)")
+    known = "|".join(f"{re.escape(name).replace('_', '_?')}(?:_?action)?" for name in names if name)
+    pattern = f"{_ATTEMPT}|{also}".format(names=known or "(?!)")
     flags = re.VERBOSE | re.IGNORECASE | re.MULTILINE
-    return not _ANSWERED.search(words) and re.search(f"{pattern}|{also}", words, flags) is not None
+    return not _ANSWERED.search(words) and re.search(pattern, words, flags) is not None
 
 
 def _tagged(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> tuple[Call, int]:

@@ -31,7 +31,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from selfverify.core.errors import CheckpointError
-from selfverify.core.files import file_digests, make_folder, require_held, sync_file, sync_folder, write_json
+from selfverify.core.files import (
+    file_digests,
+    make_folder,
+    naming,
+    require_held,
+    sync_file,
+    sync_folder,
+    write_json,
+)
 from selfverify.trainer.state import (
     Savable,
     optimizer_misfits,
@@ -319,14 +327,15 @@ class CheckpointManager:
             best = read_metric(final)
         try:
             shutil.rmtree(partial, ignore_errors=True)
-            write_checkpoint(partial, step, write_model, optimizer, scheduler, progress, best)
+            with naming(partial):
+                write_checkpoint(partial, step, write_model, optimizer, scheduler, progress, best)
             require_held(self.folder)
             self._publish(partial, final)
         except BaseException as error:
             require_held(self.folder)  # what lies there under this name may be another run's
             written = folder_size(partial)
             shutil.rmtree(partial, ignore_errors=True)
-            if isinstance(error, (OSError, SafetensorError)):
+            if isinstance(error, OSError):
                 raise CheckpointError(
                     self._explain(step, error, max(written, training_bytes(optimizer)))
                 ) from error

@@ -32,7 +32,7 @@ from PIL.Image import Image
 from selfverify.core import ranks
 from selfverify.core.errors import CheckpointError, ConfigError, DataError, SelfVerifyError
 from selfverify.core.events import note
-from selfverify.core.files import differences, require_held, sync_file, sync_folder
+from selfverify.core.files import differences, naming, require_held, sync_file, sync_folder
 from selfverify.core.images import to_rgb
 from selfverify.core.jsonl_store import read_journal, write_journal
 from selfverify.core.problem import Problem
@@ -227,16 +227,17 @@ class RolloutLog:
         require_held(self.folder)
         path, self.images = self._path(step), dict(images)
         try:
-            # Not its parents: they are gone where somebody has deleted the run.
-            self.folder.mkdir(exist_ok=True)
-            if images:
-                shown = path.with_suffix("")
-                shown.mkdir(exist_ok=True)
-                for name, image in images.items():
-                    file = shown / f"{name}.png"
-                    to_rgb(image).save(file, compress_level=1)
-                    sync_file(file)
-                sync_folder(shown)
+            with naming(path):
+                # Not its parents: they are gone where somebody has deleted the run.
+                self.folder.mkdir(exist_ok=True)
+                if images:
+                    shown = path.with_suffix("")
+                    shown.mkdir(exist_ok=True)
+                    for name, image in images.items():
+                        file = shown / f"{name}.png"
+                        to_rgb(image).save(file, compress_level=1)
+                        sync_file(file)
+                    sync_folder(shown)
             settings = self._settings | {"step": step + 1, "problems": len(rows)}
             write_journal(path, RecordedGroup, settings, rows)
         except OSError as error:

@@ -21,10 +21,17 @@ _RENAMED = {"bbox_2d": "bounding_box", "bbox": "bounding_box", "target_image": "
 """Arguments of other models' tools by ours."""
 _NAMED = re.compile(r'"name"\s*:\s*"([^"\\\n]{1,60})"\s*,\s*"(?:arguments|parameters)"\s*:')
 _OBJECT = re.compile(
-    r"""\{\s*['"]?(?:thought|action|action_name|tool|tool_name|function|function_call)['"]?\s*:"""
+    r"""\{\s*['"]?(?:thought|action|action_name|tool|tool_name|function|function_call)['"]?\s*:""",
+    re.IGNORECASE,
 )
-_SCHEMAS = r"\b(?:action_name|image_ind(?:ex|ices)|final_response|tool_calls?)\b"
-"""Words of the schemas of calls."""
+_MEANT = r"""
+    \b(?:action_name|image_ind(?:ex|ices)|final_response|tool_calls?)\b    # words of the schemas of calls
+    | ^\W*(?:{names})\W*$ | \A\W*terminate\b                            # crop; terminate 5
+    | \b(?:{names})\b[^\n]{{0,60}}?\d+(?:[^\w\n]{{1,4}}\d+){{3}}  # crop 1 8 8 24
+    | \b(?:{names})\(\s*\w+\s*,                                          # crop(image, box)
+    | \b(?:tool|function)\ call\W{{0,3}}:                               # Tool call: crop
+"""
+"""Further marks of a call than `is_attempted` knows, for tools of these ``names``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +104,7 @@ def read_look_call(
 def _attempted(text: str, names: Collection[str], by_template: bool) -> str:
     """Why words without a call that can be read are no answer; empty where they do not look like one."""
     words = without_thoughts(text)
-    if _OBJECT.search(words) is None and not is_attempted(words, names, _SCHEMAS):
+    if _OBJECT.search(words) is None and not is_attempted(words, names, _MEANT):
         return ""
     form = '{"name": ..., "arguments": {...}}'
     if not by_template:

@@ -26,7 +26,14 @@ from selfverify.tasks.tool_episode import ACTION, TOOL_CALLS, TOOL_ERRORS, short
 from selfverify.visual.calls import VisualCall, read_look_call
 from selfverify.visual.config import TokensOf, VisualConfig, estimated_tokens_of
 from selfverify.visual.stopping import DELTA_R, LOG_RATIO, LOG_RATIO_PLAN, StopRule, Verified
-from selfverify.visual.tools.base import Chosen, Terminate, TerminateArguments, Toolbox, ToolFault
+from selfverify.visual.tools.base import (
+    Chosen,
+    Terminate,
+    TerminateArguments,
+    Toolbox,
+    ToolFault,
+    plain_name,
+)
 from selfverify.visual.tools.gallery import CROP_HIT, Gallery, Made, crop_hit
 
 
@@ -183,8 +190,6 @@ PLAN = "plan"
 STEPS, FAULTS, DUPLICATES, SHOWN = "steps", "tool_faults", "duplicate_calls", "images_shown"
 """Rewards that count a conversation's steps, calls whose tool died or hung, repeated calls, new images."""
 TERMINATE = Terminate()
-ENDING = (Terminate.name, *Terminate.also)
-"""The names by which models end looking."""
 LONGEST_RESULT = 12_000
 """Characters of one observation; the middle of longer ones is left out."""
 
@@ -364,7 +369,7 @@ class VisualEpisode(SingleTurn):
     def _read_call(self, said: PolicyTurn) -> VisualCall:
         """The call in a turn, with an error where it is neither a call that can be made nor an answer."""
         images = len(self.problem.images)
-        names = {*self.toolbox.names, *ENDING}  # it ends looking also where it is not offered
+        names = {*self.toolbox.names, TERMINATE.name}  # it ends looking also where it is not offered
         read = read_look_call(said, self.problem.tools, images, names)
         if said.finish != Finish.STOP and not (self.tags and parse_tagged(said.text, self.tags).answer_ok):
             return replace(read, error="the message was cut off: it is too long. Write less")
@@ -376,7 +381,7 @@ class VisualEpisode(SingleTurn):
         return read
 
     def _terminates(self, read: VisualCall) -> bool:
-        return read.call is not None and read.call.name in ENDING
+        return read.call is not None and plain_name(read.call.name) == TERMINATE.name
 
     def _answer(self, said: PolicyTurn, read: VisualCall) -> Observation:
         """Take a turn as the answer t_{H+1}."""

@@ -23,7 +23,7 @@ from agents.android.phones import HOME, IME, NOTES, SECRET, SETTINGS, Phone, png
 from selfverify.agents.android.config import AndroidTaskConfig
 from selfverify.agents.android.environment import AndroidEnvironment
 from selfverify.core.episode import Call, EnvironmentLost
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError, DataError, FileError
 
 TASK = {"task_id": "setting_1", "instruction": "Turn Wi-Fi on.", "app": "Settings", "package": SETTINGS}
 NOTE = {"task_id": "notes_1", "instruction": "Write it down.", "app": "Notes", "package": NOTES}
@@ -396,7 +396,7 @@ def test_traces_are_androidlabs(server: Server, phone: Phone, tmp_path: Path) ->
     play(AndroidEnvironment(config(server, traces=tmp_path)), task, LOOK)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["setting_1_7", "setting_1_7-2"]
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"traces: .*file/setting_1_7 cannot be made"):
+    with pytest.raises(FileError, match="file: this folder cannot be made"):
         play(AndroidEnvironment(config(server, traces=tmp_path / "file")), TASK)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from tests.core.test_files import full_disk
 from tests.experiments.looks.looks_files import write_lines
 from tests.experiments.looks.looks_recipe import far_recipe
 from typer.testing import CliRunner
@@ -281,6 +283,41 @@ def test_a_full_disk_ends_a_collection(tmp_path: Path, monkeypatch: pytest.Monke
     for file in (path.relative_to(whole) for path in whole.rglob("*") if path.is_file()):
         found, wanted = ((place / file).read_bytes().split(b"\n") for place in (folder, whole))
         assert sorted(found) == sorted(wanted), file  # lines stand as conversations ended
+
+
+def test_a_full_disk_ends_the_sets(tmp_path: Path, servers: Loop) -> None:
+    """A file is named, those that were there stay whole, and the next call makes what one would have made."""
+    collect_looks(far_recipe(), EXPERT, tmp_path, problems=5)
+    url, _ = wrong_server(servers)
+    branch_looks(far_recipe(), TeacherConfig(server=url, model="m"), tmp_path, "induced")
+    wanted = make_sets(tmp_path, Demands(), FREE)
+    made = [(path, path.read_bytes()) for path in (tmp_path / "sft.jsonl", tmp_path / "pairs.jsonl")]
+    for room in (0, *(len(content) - 1 for _, content in made)):
+        with (
+            full_disk(room),
+            pytest.raises(FileError, match=r"(sft|pairs)\.jsonl: the file would become lar"),
+        ):
+            make_sets(tmp_path, Demands(), FREE)
+        assert all(path.read_bytes() == content for path, content in made)
+        assert not list(tmp_path.glob("*.partial")) and make_sets(tmp_path, Demands(), FREE) == wanted
+
+
+def test_a_full_disk_for_what_is_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index of many traces lies where the system keeps such files: the message says how to move it."""
+    collect_looks(far_recipe(), EXPERT, tmp_path, problems=1)
+    head, line = (tmp_path / "collected.jsonl").read_text().splitlines()
+    rows = [head, *(json.dumps(json.loads(line) | {"index": n, "problem": f"p{n}"}) for n in range(99))]
+    (tmp_path / "collected.jsonl").write_text("\n".join([*rows, ""]))
+
+    def small(name: str) -> sqlite3.Connection:
+        found = sqlite3.Connection(name)
+        found.execute("PRAGMA page_size = 512")
+        found.execute("PRAGMA max_page_count = 2")
+        return found
+
+    monkeypatch.setattr(sqlite3, "connect", small)
+    with pytest.raises(FileError, match=r"collected\.jsonl: there is no room for its index .* TMPDIR"):
+        make_sets(tmp_path, Demands(), FREE)
 
 
 def test_the_commands(tmp_path: Path, servers: Loop) -> None:

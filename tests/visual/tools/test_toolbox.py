@@ -66,7 +66,7 @@ def test_names_and_boxes_of_others() -> None:
     calls = [
         TOOLS.chosen("crop", {"image_index": 1, "bounding_box": [20, 10, 60, 30]}),
         TOOLS.chosen("crop_action", {"image_index": 1, "bounding_box": BOX, "padding": 0}),
-        TOOLS.chosen("Crop", {"image_index": 1, "bounding_box": BOX}),
+        *(TOOLS.chosen(name, {"image_index": 1, "bounding_box": BOX}) for name in ("Crop ", "CROPAction")),
     ]
     assert len({call.key for call in calls}) == 1
 

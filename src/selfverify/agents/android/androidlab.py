@@ -19,8 +19,8 @@ from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEv
 
 from selfverify.agents import tools
 from selfverify.agents.android.screen import Capture
-from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import read_regular
+from selfverify.core.errors import DataError
+from selfverify.core.files import make_folder, naming, read_regular, write_bytes
 from selfverify.core.jsonl_store import JsonlStore
 
 MOST_BYTES = 4 * 2**20
@@ -215,7 +215,7 @@ class Trace:
         seed: The session's seed.
 
     Raises:
-        ConfigError: The folder cannot be made.
+        FileError: The folder cannot be made.
     """
 
     folder: Path
@@ -226,8 +226,8 @@ class Trace:
     def __post_init__(self) -> None:
         first = self.folder / f"{self.task.task_id}_{self.seed}"
         number = 1
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
+        with naming(first):
             while True:
                 self.home = first if number == 1 else first.with_name(f"{first.name}-{number}")
                 try:
@@ -237,10 +237,6 @@ class Trace:
                     number += 1
             for name in ("xml", "Screen"):
                 (self.home / name).mkdir()
-        except OSError as error:
-            raise ConfigError(
-                f"traces: {first} cannot be made ({error.strerror}); name another folder"
-            ) from None
         self._journal = JsonlStore(self.home / "traces" / "trace.jsonl")
         self._line: dict[str, Any] = {}
 
@@ -254,10 +250,10 @@ class Trace:
         image = self.home / "Screen" / f"screenshot-{self.steps}-before.png"
         xml = self.home / "xml" / f"{self.steps}.xml"
         if view.png:
-            image.write_bytes(view.png)
+            write_bytes(image, view.png)
         begin = _BEGIN.search(view.dump)
         if begin is not None:
-            xml.write_bytes(view.dump[begin.start() :])
+            write_bytes(xml, view.dump[begin.start() :])
         self._line = {
             "trace_id": self.home.name,
             "index": self.steps,

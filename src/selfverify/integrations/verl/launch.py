@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 
 from selfverify.core.config import EngineConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.files import write_text
+from selfverify.core.files import make_folder, naming, write_text
 from selfverify.evaluation.evaluate import HeldOut
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, missing_packages, recipe_task, to_yaml
 from selfverify.experiments.registry import make_method
@@ -102,9 +102,10 @@ def start(recipe: Recipe, resume: bool = False) -> None:
     if not resume and (folder / "checkpoints").exists():
         raise ConfigError(f"{folder} holds a run: --resume goes on with it; output=OTHER writes elsewhere")
     config["trainer"]["resume_mode"] = "auto" if resume else "disable"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_text(folder / RECIPE_FILE, to_yaml(recipe))
-    with (folder / "verl.yaml").open("w", encoding="utf-8") as file:
+    told = folder / "verl.yaml"
+    with naming(told), told.open("w", encoding="utf-8") as file:
         YAML(typ="safe").dump(json.loads(json.dumps(config)), file)
     modules = [name for name in (os.environ.get("VERL_USE_EXTERNAL_MODULES"), PLUGIN) if name]
     if recipe.engine is not None and recipe.engine.shared_prefix:

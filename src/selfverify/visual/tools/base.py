@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -86,6 +87,11 @@ class Found:
 A = TypeVar("A", bound=Arguments)
 
 
+def plain_name(name: str) -> str:
+    """Return a tool's name without its writing: ``CropAction`` and ``crop_action`` are ``crop``."""
+    return re.sub(r"[\W_]", "", name).casefold().removesuffix("action")
+
+
 class VisualTool(ABC, Generic[A]):
     """A tool that looks at images. The first paragraph of its docstring tells the model what it does.
 
@@ -93,7 +99,7 @@ class VisualTool(ABC, Generic[A]):
 
     Attributes:
         name: The name by which the model calls it.
-        also: Other names that models use for it, such as the paper's.
+        also: Other names that models use for it, which `plain_name` does not make equal.
         arguments: Its arguments.
         at_once: Whether it is quick and certain to return, so that it needs no deadline.
     """
@@ -194,7 +200,7 @@ class Toolbox:
         self._lock = threading.Lock()
         for tool in tools:
             for name in (tool.name, *tool.also):
-                if self._by_name.setdefault(name, tool) is not tool:
+                if self._by_name.setdefault(plain_name(name), tool) is not tool:
                     raise ConfigError(f"two tools are called {name}")
 
     def schemas(self) -> list[dict[str, Any]]:
@@ -203,8 +209,8 @@ class Toolbox:
 
     @property
     def names(self) -> Collection[str]:
-        """All names by which a tool may be called, also of those that are not available here."""
-        return self._by_name.keys()
+        """The names by which tools are called, also of those that are not available here."""
+        return {name for tool in self.tools.values() for name in (tool.name, *tool.also)}
 
     def missing(self, tool: VisualTool[Any]) -> str:
         """Why a tool is not available here; empty where it is."""
@@ -218,7 +224,7 @@ class Toolbox:
         Raises:
             ToolError: There is no such tool, it is not available here, or the arguments do not fit.
         """
-        if (tool := self._by_name.get(name)) is None:
+        if (tool := self._by_name.get(plain_name(name))) is None:
             names = ", ".join(schema["function"]["name"] for schema in self.schemas())
             raise ToolError(f"there is no tool {short_name(name)}; there are {names or 'none'}")
         if why := self.missing(tool):
@@ -466,7 +472,6 @@ class Terminate(VisualTool[TerminateArguments]):
     """Ends looking and answers the question."""
 
     name = "terminate"
-    also = ("terminate_action", "TerminateAction")
     arguments = TerminateArguments
     at_once = True
 

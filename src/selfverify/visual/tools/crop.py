@@ -26,7 +26,7 @@ class Crop(VisualTool[CropArguments]):
     """Cuts a part out of an image and shows it at its own size."""
 
     name = "crop"
-    also = ("crop_action", "Crop", "crop_image_normalized")
+    also = ("crop_image_normalized",)
     arguments = CropArguments
     at_once = True
 
@@ -47,7 +47,7 @@ class ZoomIn(VisualTool[InBox]):
     """
 
     name = "zoom_in"
-    also = ("zoomin_action", "ZoomInAction", "image_zoom_in_tool")
+    also = ("image_zoom_in_tool",)
     arguments = InBox
     at_once = True
 
@@ -111,7 +111,6 @@ class Overlay(VisualTool[OverlayArguments]):
     """Lays one image, such as a depth map, half-transparent over another."""
 
     name = "overlay"
-    also = ("overlay_action", "Overlay")
     arguments = OverlayArguments
     at_once = True
 

@@ -116,7 +116,6 @@ class GroundingTool(_Finding[GroundingArguments]):
     """Finds things in an image by their names and draws numbered boxes around them."""
 
     name = "grounding"
-    also = ("grounding_action", "GroundingAction")
     arguments = GroundingArguments
 
     def run(self, asked: GroundingArguments, gallery: Gallery) -> Found:
@@ -133,7 +132,6 @@ class VisualSearch(_Finding[SearchArguments]):
     """
 
     name = "visual_search"
-    also = ("visual_search_action", "VisualSearchAction")
     arguments = SearchArguments
 
     def run(self, asked: SearchArguments, gallery: Gallery) -> Found:

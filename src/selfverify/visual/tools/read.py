@@ -57,7 +57,6 @@ class Ocr(VisualTool[OcrArguments]):
     """Reads the text in an image and says where it stands."""
 
     name = "ocr"
-    also = ("ocr_action", "OCR")
     arguments = OcrArguments
 
     def missing(self) -> str:
@@ -138,7 +137,7 @@ class ImageCaptioner(ModelTool[OnImage]):
     """
 
     name = "caption"
-    also = ("caption_action", "ImageCaptioner")
+    also = ("ImageCaptioner",)
     arguments = OnImage
     setting = "caption_model"
 
@@ -201,7 +200,6 @@ class Depth(ModelTool[OnImage]):
     """
 
     name = "depth"
-    also = ("depth_action", "DepthAction")
     arguments = OnImage
     setting = "depth_model"
 
