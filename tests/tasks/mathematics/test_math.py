@@ -32,6 +32,7 @@ from selfverify.tasks.math import Math, MathConfig, read_choice, request
 from selfverify.tasks.math_answer import Target, answer_key, compare
 from selfverify.tasks.math_text import final_expression
 from selfverify.tasks.row_task import with_images
+from tables import yaml_cases
 
 REQUEST = request("think-answer", score=True)
 IMAGE = Image.new("RGB", (32, 32))
@@ -83,22 +84,7 @@ def test_hints_and_options() -> None:
     assert "[1, 2, 3]" in prompt(problem({"answer_type": "list", "answer": "[4]"}))
 
 
-@pytest.mark.parametrize(
-    ("text", "images", "shown"),
-    [
-        ("Look.", 2, "<IMG><IMG>Look."),
-        ("<image>Look.", 1, "<IMG>Look."),
-        ("One <image> and <image>.", 2, "One <IMG> and <IMG>."),
-        ("In <image 1> or <image 2>, not <image 1>?", 2, "In <IMG> or <IMG>, not image 1?"),
-        ("In <image 2> or <image 1>?", 2, "<IMG><IMG>In image 2 or image 1?"),
-        ("In <image 2>?", 3, "<IMG><IMG><IMG>In image 2?"),
-        ("No image.", 0, "No image."),
-        *[
-            (text, n, "")
-            for text, n in (("<image>", 0), ("<image>", 2), ("<image 3>", 2), ("<image> <image 1>", 1))
-        ],
-    ],
-)
+@yaml_cases
 def test_images_stand_where_the_text_has_them(text: str, images: int, shown: str) -> None:
     """And none disappears: a text that names others than there are is refused."""
     if shown:
