@@ -81,12 +81,20 @@ JUDGED: dict[str, dict[str, Any]] = {
     "last": {"settings": AgentConfig(evidence=EvidenceConfig(last_screen=True))},
 }
 FORMAT_ERROR = (-1.0, -1.0, 0.0, 0.0, 0.0)
+KNOWN = {
+    "look": LOOK,
+    "kitchen": KITCHEN,
+    "oven": OVEN,
+    "wrong": WRONG,
+    "unknown": UNKNOWN,
+    "fly": calls("fly"),
+}
 
 
 def spoken(turn: Any) -> str:
     """A turn of the table: a known call, what is handed in, or words."""
     if isinstance(turn, str):
-        return {"look": LOOK, "kitchen": KITCHEN, "oven": OVEN}.get(turn, turn)
+        return KNOWN.get(turn, turn)
     return submit(*turn["submit"], **{key: value for key, value in turn.items() if key != "submit"})
 
 
@@ -96,23 +104,10 @@ def test_what_judges_make_of_evidence(judged: str, turns: Any, expected: list[fl
     assert [*rewards(ending)] == expected and ending.rewards["truth"] == ending.rewards["correct"] == true
 
 
-@pytest.mark.parametrize(
-    ("turns", "why"),
-    [
-        ((LOOK, submit()), "no evidence"),
-        ((LOOK, submit(7)), "there is no round 7"),
-        ((LOOK, calls("submit", message="done", evidence=[1])), "submit has no argument 'evidence'"),
-        ((submit(1),), "there is no round 1"),
-        ((LOOK, "The lamp is on."), "a message without a call"),
-        (("",), "a message without a call"),
-        ((KITCHEN, OVEN, *[LOOK] * 6), "nothing was handed in"),
-        ((LOOK, *[calls("fly")] * 4), "4 calls in a row were refused"),
-        ((LOOK, WRONG, UNKNOWN, calls("fly"), "<tool_call>{}</tool_call>"), "4 calls in a row were refused"),
-    ],
-)
+@yaml_cases
 def test_nothing_proper_is_a_format_error_and_no_judge_is_asked(turns: Any, why: str) -> None:
     juror = Asked(Vote(True, True))
-    _, _, ending = hold(*turns, jury=Jury(juror))
+    _, _, ending = hold(*map(spoken, turns), jury=Jury(juror))
     assert rewards(ending) == FORMAT_ERROR and juror.cases == []
     assert ending.turns[-1]["why"] == why and ending.turns[-1]["outcome"] == "improper"
     assert ending.rewards["answer_format"] == 0.0 and "evidence" not in ending.rewards
