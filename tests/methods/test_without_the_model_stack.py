@@ -80,12 +80,12 @@ def read(one: float) -> ScoreReading:
     return ScoreReading(tree, {(): {ord("0"): 1 - one, ord("1"): one}, (ord("0"), ord(".")): tenths})
 
 
-def turns(first: int, second: int, score: float | None = None) -> Trajectory:
-    """An answer and its re-examination, and maybe a score; 1 is right."""
+def turns(first: int, second: int, score: float | None = None, finish: Finish = Finish.STOP) -> Trajectory:
+    """An answer and its re-examination, and maybe a score; 1 is right, and ``finish`` ends the last one."""
     said = [Segment("turn_1", [5, 6]), Segment("observation", [7], author="environment", turn=1)]
     said.append(Segment("turn_2", [8, 9, 9], turn=1))
     said += [] if score is None else [Segment("score", [3, 2], turn=1)]
-    said[-1].finish = Finish.STOP
+    said[-1].finish = finish
     rewards = {"answer": float(second), "correct": float(second), "correct_1": float(first)}
     formats = dict.fromkeys(("answer_format", "score_format", "score_opened"), 1.0)
     return Trajectory(said, {} if score is None else {"sampled": score}, rewards | formats)
@@ -98,7 +98,7 @@ def acted(channels: dict[str, Any], rewards: Any = (), finish: str = "stop") -> 
     return Trajectory(said, rewards=dict(rewards))
 
 
-def normalised(rewards: list[float | None]) -> list[float]:
+def normalised(*rewards: float | None) -> list[float]:
     """(R - mean) / (unbiased std + 1e-4), spelled out; 0 for who takes no part."""
     known = [reward for reward in rewards if reward is not None]
     mean = sum(known) / len(known)
@@ -112,7 +112,7 @@ def expected(case: Case) -> Numbers:
     for channel, given in case["learns"].items():
         values = {"kl": 0.0, "weight": 1.0, "valid": True, **given}
         if "normalised" in values:
-            values["advantage"] = normalised(values.pop("normalised"))
+            values["advantage"] = normalised(*values.pop("normalised"))
         size = len(values["advantage"])
         found[channel] = {k: v if isinstance(v, list) else [v] * size for k, v in values.items()}
     return found
