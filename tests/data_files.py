@@ -13,6 +13,8 @@ from typing import Any
 
 from PIL import Image
 
+from tables import read_tables
+
 
 def png(width: int = 40, height: int = 30, shade: int = 0) -> bytes:
     """An image; ``shade`` makes it another one."""
@@ -70,17 +72,7 @@ def write_steps(path: Path, actions: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
-ODYSSEY_STEPS: list[dict[str, Any]] = [
-    {"action": "CLICK", "info": [[500, 250]], "sam2_bbox": [400, 200, 600, 300]},
-    {"action": "CLICK", "info": "KEY_HOME"},
-    {"action": "SCROLL", "info": [[500, 800], [500, 200]]},
-    {"action": "LONG_PRESS", "info": [[0, 1000]]},
-    {"action": "TEXT", "info": "pizza"},
-    {"action": "CLICK", "info": "KEY_BACK"},
-    {"action": "CLICK", "info": "KEY_APPSELECT"},
-    {"action": "INCOMPLETE", "info": ""},
-    {"action": "COMPLETE", "info": ""},
-]
+ODYSSEY_STEPS: list[dict[str, Any]] = read_tables(Path(__file__).with_suffix(".yaml"))["odyssey_steps"]
 
 
 def write_odyssey(

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tables import read_tables
+
 SOURCE = Path(__file__).parents[1] / "src" / "selfverify"
 MORE = [*sorted(SOURCE.parents[1].glob("environments/*/selfverify_*")), SOURCE.parents[1] / "reproduce"]
 """The distributions beside the package, and the notebook."""
@@ -79,3 +81,15 @@ def test_modules_that_texts_name_exist() -> None:
         if not exists(name)
     ]
     assert wrong == []
+
+
+def test_every_table_belongs_to_a_test() -> None:
+    """Cases under the name of a test that there is not would be checked by nothing."""
+    root = SOURCE.parents[1]
+    folders = [root / "tests", root / "reproduce/tests", *root.glob("environments/*/tests")]
+    files = [path for folder in folders for path in folder.rglob("test_*.yaml")]
+    assert len(files) > 50
+    for path in files:
+        code = path.with_suffix(".py").read_text("utf-8")
+        tests = [name for name in read_tables(path) if str(name).startswith("test_")]
+        assert [name for name in tests if f"def {name}(" not in code] == [], path

@@ -16,19 +16,7 @@ method: {name: adpo, kl: 0.5}
 learner: {steps: 3}
 evaluation: {problems: 4, samples: 2}
 """
-STUDY = """\
-name: small
-recipe: base.yaml
-seeds: [0, 1]
-baseline: adpo
-tasks:
-  pick: []
-  locate: [task.name=digits-locate, method.gamma=0.1]
-variants:
-  grpo: {overrides: [method.name=grpo]}
-  adpo: {overrides: [method.name=adpo]}
-  wide: {overrides: [method.name=adpo, method.gamma=0.25], tasks: [locate]}
-"""
+STUDY = Path(__file__).with_name("small_study.yaml").read_text("utf-8")
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from selfverify.evaluation.samples import StoredProblem, StoredSample
 from selfverify.experiments.registry import make_task
 from selfverify.tasks.math import Math, MathConfig
 from serving_servers import Body, FakeUpstream, Loop
+from tables import yaml_cases
 
 STEP = json.dumps(
     {"thought": "?", "action_name": "crop", "action": {"image_index": 1, "bounding_box": [0, 0, 900, 900]}}
@@ -150,15 +151,7 @@ FIXTURES: dict[str, list[dict[str, Any]]] = {
 """Columns as published; the last are MMMU's, with options that are images."""
 
 
-@pytest.mark.parametrize(
-    ("name", "said", "shares"),
-    [
-        ("BLINK", ANSWER, {"mean": 1.0, "accuracy": 1.0}),
-        ("MMStar", ANSWER, {"accuracy": 1.0}),
-        ("MathVista", "<think>.</think><answer>1.21</answer>", {"accuracy": 0.5, "published": 0.5}),
-        ("options", "<think>.</think><answer>image 2</answer>", {"accuracy": 1.0}),
-    ],
-)
+@yaml_cases
 def test_the_papers_benchmarks(
     name: str, said: str, shares: dict[str, float], tmp_path: Path, servers: Loop
 ) -> None:
@@ -209,28 +202,7 @@ class Copying:
         return found
 
 
-@pytest.mark.parametrize(
-    ("answer", "choices", "kind", "said", "right"),
-    [
-        ("red", ["red", "blue"], "text", "red", True),
-        ("red", ["red", "blue"], "text", "It is (a)", True),
-        ("red", ["red", "blue"], "text", "It is reddish", True),  # the most similar one
-        ("red", ["red", "blue"], "text", "It is B", False),
-        ("4", None, "integer", "It is 4.0", True),
-        ("4", None, "integer", "4", True),
-        ("4", None, "integer", "It is four", False),
-        ("1.2", None, "float", "It is 1.24", True),
-        ("1.2", None, "float", "1.26", False),
-        ("[1, 2]", None, "list", "It is [1, 2]", True),
-        ("[2007, 2008]", None, "list", "It is 2007 and 2008", True),
-        ("4", None, "integer", "", False),
-        ("1.2", None, "float", "It is 1,2", False),
-        ("red", ["red", "blue"], "text", "", True),  # the shortest is most like nothing
-        ("blue", ["red", "blue"], "text", "", False),
-        ("two", ["two", "two.", "2"], "text", "(B)", False),
-        ("red", ["red", "blue"], "text", "It is (z) reddish", True),  # Z is none, and red is shorter
-    ],
-)
+@yaml_cases
 def test_mathvista_as_published(
     answer: str, choices: list[str] | None, kind: str, said: str, right: bool, tmp_path: Path
 ) -> None:

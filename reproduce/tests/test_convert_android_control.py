@@ -16,6 +16,7 @@ from data_files import png
 from reproduce.convert_android_control import convert, forest_boxes, parse_example
 from selfverify.core.errors import DataError
 from selfverify.data.rows import Rows, open_rows
+from tables import read_tables
 
 
 def masked(data: bytes) -> bytes:
@@ -76,16 +77,7 @@ def forest(
     return part(1, part(3, 7) + part(11, nodes))
 
 
-ANDROID_ACTIONS: list[dict[str, Any]] = [
-    {"action_type": "open_app", "app_name": "Clock"},
-    {"action_type": "click", "x": 540, "y": 1200},
-    {"action_type": "scroll", "direction": "down"},
-    {"action_type": "input_text", "text": "7:30"},
-    {"action_type": "long_press", "x": 10, "y": 20},
-    {"action_type": "navigate_back"},
-    {"action_type": "navigate_home"},
-    {"action_type": "wait"},
-]
+ANDROID_ACTIONS: list[dict[str, Any]] = read_tables(Path(__file__).with_suffix(".yaml"))["android_actions"]
 
 
 def android_episode(
@@ -115,17 +107,7 @@ def write_android_control(path: Path, episodes: Sequence[bytes], zipped: bool = 
     return path
 
 
-CANONICAL = [
-    {"action": "open", "text": "Clock"},
-    {"action": "click", "coordinate": [540, 1200]},
-    {"action": "swipe", "coordinate": [540, 1800], "coordinate2": [540, 600]},  # the finger goes up
-    {"action": "type", "text": "7:30"},
-    {"action": "long_press", "coordinate": [10, 20]},
-    {"action": "system_button", "button": "Back"},
-    {"action": "system_button", "button": "Home"},
-    {"action": "wait"},
-    {"action": "terminate", "status": "success"},
-]
+CANONICAL = read_tables(Path(__file__).with_suffix(".yaml"))["canonical"]
 
 
 def converted(file: Path) -> tuple[Rows, list[str]]:

@@ -23,6 +23,7 @@ from samples import sample, write_samples
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.evaluation.samples import StoredSample
 from selfverify.experiments.recipe import load_recipe, to_yaml
+from tables import yaml_cases
 
 
 def random_answers(recipe: Any, seed: int) -> list[StoredSample]:
@@ -256,30 +257,7 @@ def test_a_killed_study_takes_its_workers_with_it(file: Path, tmp_path: Path) ->
 # --- the file of a grid -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("baseline: adpo", "baselin: adpo", "small.yaml:4: baselin: there is no such key; did you mean base"),
-        ("overrides: [method.name=grpo]", "override: []", "variants.grpo.override: there is no such key"),
-        ("recipe: base.yaml", "", "recipe: is missing"),
-        ("recipe: base.yaml", "recipe: bose.yaml", "bose.yaml: there is no such recipe file"),
-        ("seeds: [0, 1]", "seeds: [0, x]", "small.yaml:3: seeds.1: should be a valid integer"),
-        ("seeds: [0, 1]", "seeds: [1, 1]", "a seed stands twice"),
-        ("seeds: [0, 1]", "seeds: []", "seeds"),
-        ("baseline: adpo", "baseline: adop", "baseline: there is no variant 'adop'"),
-        ("tasks: [locate]", "tasks: [find]", "variants.wide.tasks: there is no task 'find'"),
-        ("  wide:", "  a/b:", "'a/b' cannot name a folder"),
-        ("  wide:", "  before:", "'before' cannot name a folder"),
-        ("method.gamma=0.25", "gamma", "variants.wide.overrides.1: override 'gamma': write section."),
-        ("method.gamma=0.25", "seed=3", "cannot override 'seed': it comes from `seeds`"),
-        ("[method.name=grpo]", "[method=grpo]", "cannot override 'method': write method.name=NAME"),
-        ("[method.name=grpo]", "[method.name=gppo]", "did you mean grpo?"),
-        ("[method.name=grpo]", "[method.name=grpo, method.gamma=0]", "variants.grpo on tasks.pick: "),
-        ("method.gamma=0.1", "method.gama=0.1", "tasks.locate: 'method.gama=0.1' is an option of no variant"),
-        ("method.gamma=0.25", "evaluation.samples=3", "cannot be compared with variants.grpo: evaluation."),
-        ("  pick: []", "  pick: []\n  sum: [task.name=digits-sumo]", "did you mean digits-sum?"),
-    ],
-)
+@yaml_cases
 def test_a_wrong_file_is_refused_by_name(file: Path, old: str, new: str, said: str) -> None:
     assert old in file.read_text()
     file.write_text(file.read_text().replace(old, new))

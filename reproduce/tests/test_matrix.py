@@ -29,6 +29,7 @@ from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.verifiers.policy_verifiers import PolicyJudge
+from tables import yaml_cases
 
 
 def quiet(text: str) -> None:
@@ -156,23 +157,7 @@ def run(*words: str) -> tuple[int, str]:
     return shown.exit_code, " ".join(shown.output.split())
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["builtin:digits"], "say NAME=FOLDER"),
-        (["a=x", "a=y"], "two models are called a"),
-        (["../a=x"], "cannot name a model"),
-        (["majority=x"], "cannot name a model"),
-        (["a=x", "--sizes", "1,b"], "--sizes"),
-        (["a=x", "--judge", "http://h#m"], "say NAME=FOLDER"),
-        (["a=x", "--judge", "a=http://h#m"], "two models are called a"),
-        (["a=x", "--strategy", "bst"], "no strategy"),
-        (["a=x", "--sizes", "9,16"], "sizes from 9: only evaluation.samples=8 are drawn"),
-        (["a=x", "--set", "evaluation.score=greedy"], "so all are read softly"),
-        (["a=x", "--judge", "r=http://h#m", "--reward-model", "r=x"], "two models are called r"),
-        (["a=x", "--reward-model", "r=nowhere"], "config.json and weights in safetensors"),
-    ],
-)
+@yaml_cases
 def test_bad_requests(words: list[str], complaint: str) -> None:
     code, text = run(*words)
     assert code == 2 and complaint in text

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from reproduce.smartsnap import agent_tables, app, markdown
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.recipe import load_recipe
+from tables import yaml_cases
 
 
 def figure(value: float, *interval: float) -> dict[str, Any]:
@@ -114,16 +115,7 @@ def test_the_papers_figures_stand_beside(run: Path) -> None:
     assert "227 (31.3%)" in text and text.count("## Table 3") == 2
 
 
-@pytest.mark.parametrize(
-    ("named", "message"),
-    [
-        ("nowhere", "there is no folder nowhere"),
-        ("RL=.", "a row is FOLDER or TYPE:MODEL=FOLDER"),
-        (":x=.", "a row is FOLDER or TYPE:MODEL=FOLDER"),
-        ("{words}", "about task 'math', which is none of agents"),
-        ("{words}@before", "no figures before training"),
-    ],
-)
+@yaml_cases
 def test_what_makes_no_row(tmp_path: Path, named: str, message: str) -> None:
     folder = write(tmp_path / "words", ("grpo-math",), after={"problems": 3, "metrics": {}})
     with pytest.raises(ConfigError, match=message):

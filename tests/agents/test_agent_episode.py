@@ -35,6 +35,7 @@ from selfverify.core.episode import Call, EnvironmentLost, EpisodeResult, Policy
 from selfverify.core.errors import DataError
 from selfverify.core.trajectory import Finish
 from selfverify.tasks.answering import Verdict
+from tables import yaml_cases
 
 EQ3 = ("answer", "format_error", "validity", "complete", "concise")
 
@@ -73,64 +74,40 @@ def test_a_task_that_is_done_and_proven() -> None:
     assert isinstance(environment, Lamps) and environment.closed == 1 and environment.seed == 3
 
 
-STATE = {"jury": Jury(StateJudge(), JuryConfig(votes=1, deciding=1))}
-ALL, LAST = ({"settings": AgentConfig(evidence=EvidenceConfig(**one))} for one in
-             ({"judged": "all"}, {"last_screen": True}))  # fmt: skip
-WHOLE, FAILURE = (0.95, 0.0, 0.2, 0.8, -0.05), (0.15, 0.0, 0.2, 0.0, -0.05)
-NOTHING, FORMAT_ERROR = (-0.05, 0.0, 0.0, 0.0, -0.05), (-1.0, -1.0, 0.0, 0.0, 0.0)
+JUDGED: dict[str, dict[str, Any]] = {
+    "chosen": {},
+    "state": {"jury": Jury(StateJudge(), JuryConfig(votes=1, deciding=1))},
+    "all": {"settings": AgentConfig(evidence=EvidenceConfig(judged="all"))},
+    "last": {"settings": AgentConfig(evidence=EvidenceConfig(last_screen=True))},
+}
+FORMAT_ERROR = (-1.0, -1.0, 0.0, 0.0, 0.0)
+KNOWN = {
+    "look": LOOK,
+    "kitchen": KITCHEN,
+    "oven": OVEN,
+    "wrong": WRONG,
+    "unknown": UNKNOWN,
+    "fly": calls("fly"),
+}
 
 
-@pytest.mark.parametrize(
-    ("judged", "turns", "expected", "true"),
-    [
-        # Done, but the rounds show nothing that bears on it: the hall.
-        ({}, (LOOK, KITCHEN, OVEN, submit(1)), NOTHING, 1.0),
-        # Done, and shown before it was: relevant evidence, which proves a failure.
-        ({}, (LOOK, KITCHEN, OVEN, submit(2)), FAILURE, 1.0),
-        # The later screen wins: it was undone.
-        ({}, (KITCHEN, OVEN, OVEN, submit(2, 3)), (0.1, 0.0, 0.2, 0.0, -0.1), 0.0),
-        # Selective evidence of something undone passes; `last_screen` is there for that, and costs nothing.
-        ({}, (KITCHEN, OVEN, OVEN, submit(2)), WHOLE, 0.0),
-        (LAST, (KITCHEN, OVEN, OVEN, submit(2)), FAILURE, 0.0),
-        # Every round costs.
-        ({}, (LOOK, KITCHEN, OVEN, submit(1, 2, 3)), (0.85, 0.0, 0.2, 0.8, -0.15), 1.0),
-        # An admitted failure is one, though the evidence would prove a success.
-        ({}, (KITCHEN, OVEN, submit(2, message="I could not do it.")), FAILURE, 1.0),
-        # By the state, what is done is worth the whole, whatever the evidence shows, less what it costs.
-        (STATE, (LOOK, KITCHEN, OVEN, submit(1)), WHOLE, 1.0),
-        (STATE, (LOOK, KITCHEN, OVEN, submit(1, 2, 3)), (0.85, 0.0, 0.2, 0.8, -0.15), 1.0),
-        # Not done, or undone after the screen that is handed in.
-        (STATE, (KITCHEN, OVEN, OVEN, submit(2)), NOTHING, 0.0),
-        (STATE, (KITCHEN, submit(1)), NOTHING, 0.0),
-        # No submission is a format error, also where the task is done.
-        (STATE, (KITCHEN, OVEN, "Done."), FORMAT_ERROR, 1.0),
-        # Judges may read every screen while evidence is paid for: round 1 alone proves nothing.
-        (ALL, (LOOK, KITCHEN, OVEN, submit(1)), WHOLE, 1.0),
-        (ALL, (KITCHEN, OVEN, OVEN, submit(2)), FAILURE, 0.0),
-    ],
-)
-def test_what_judges_make_of_evidence(judged: Any, turns: Any, expected: Any, true: float) -> None:
-    _, _, ending = hold(*turns, **judged)
-    assert rewards(ending) == expected and ending.rewards["truth"] == ending.rewards["correct"] == true
+def spoken(turn: Any) -> str:
+    """A turn of the table: a known call, what is handed in, or words."""
+    if isinstance(turn, str):
+        return KNOWN.get(turn, turn)
+    return submit(*turn["submit"], **{key: value for key, value in turn.items() if key != "submit"})
 
 
-@pytest.mark.parametrize(
-    ("turns", "why"),
-    [
-        ((LOOK, submit()), "no evidence"),
-        ((LOOK, submit(7)), "there is no round 7"),
-        ((LOOK, calls("submit", message="done", evidence=[1])), "submit has no argument 'evidence'"),
-        ((submit(1),), "there is no round 1"),
-        ((LOOK, "The lamp is on."), "a message without a call"),
-        (("",), "a message without a call"),
-        ((KITCHEN, OVEN, *[LOOK] * 6), "nothing was handed in"),
-        ((LOOK, *[calls("fly")] * 4), "4 calls in a row were refused"),
-        ((LOOK, WRONG, UNKNOWN, calls("fly"), "<tool_call>{}</tool_call>"), "4 calls in a row were refused"),
-    ],
-)
+@yaml_cases
+def test_what_judges_make_of_evidence(judged: str, turns: Any, expected: list[float], true: float) -> None:
+    _, _, ending = hold(*map(spoken, turns), **JUDGED[judged])
+    assert [*rewards(ending)] == expected and ending.rewards["truth"] == ending.rewards["correct"] == true
+
+
+@yaml_cases
 def test_nothing_proper_is_a_format_error_and_no_judge_is_asked(turns: Any, why: str) -> None:
     juror = Asked(Vote(True, True))
-    _, _, ending = hold(*turns, jury=Jury(juror))
+    _, _, ending = hold(*map(spoken, turns), jury=Jury(juror))
     assert rewards(ending) == FORMAT_ERROR and juror.cases == []
     assert ending.turns[-1]["why"] == why and ending.turns[-1]["outcome"] == "improper"
     assert ending.rewards["answer_format"] == 0.0 and "evidence" not in ending.rewards

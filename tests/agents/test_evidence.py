@@ -20,6 +20,7 @@ from selfverify.core.episode import Call, PolicyTurn, StepResult
 from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish
 from selfverify.tasks.tool_calls import CallForm, read_calls
+from tables import yaml_cases
 
 HISTORY = [Exhibit(None if n == 0 else Call("tap"), StepResult(n, f"screen {n}")) for n in range(5)]
 SEEN = HISTORY[1:]
@@ -33,22 +34,7 @@ def rounds(evidences: Any) -> tuple[list[int], str]:
     return [exhibit.seen.round for exhibit in chosen], fault
 
 
-NO_LIST = "`evidences` is no list of whole numbers"
-
-
-@pytest.mark.parametrize(
-    ("evidences", "fault"),
-    [
-        ([], "no evidence"),
-        ([2, 2], "a round is named twice"),
-        ([5], "there is no round 5"),
-        ([-1], "there is no round -1"),
-        ([0], "there is no round 0"),  # the agent was not shown it
-        ([1, 99, 7], "there is no round 7"),
-        *[(odd, NO_LIST) for odd in ([True], [1.0], ["1"], [[1]], [None], "1", {"1": 2}, None, 1)],
-    ],
-    ids=str,
-)
+@yaml_cases
 def test_improper_evidence_is_refused_and_never_repaired(evidences: Any, fault: str) -> None:
     assert rounds(evidences) == ([], fault)
 

@@ -22,41 +22,15 @@ from selfverify.agents.reward import (
     summarise_parts,
 )
 from selfverify.core.episode import Call, EpisodeResult, StepResult
-
-PAPER = RewardConfig()
-RELEASE = RewardConfig(invalid=-1.0, conciseness=0.1, free_evidence=3)
+from tables import yaml_cases
 
 
-@pytest.mark.parametrize(
-    ("valid", "success", "evidence", "config", "parts", "total"),
-    [
-        # Proven by one round: 0.2 + 0.8 - 0.05.
-        (True, True, 1, PAPER, (0.0, 0.2, 0.8, -0.05), 0.95),
-        # By three: each round costs 0.05.
-        (True, True, 3, PAPER, (0.0, 0.2, 0.8, -0.15), 0.85),
-        # Relevant evidence, also where it proves the failure: 0.2 - 0.05.
-        (True, False, 1, PAPER, (0.0, 0.2, 0.0, -0.05), 0.15),
-        # Evidence that has nothing to do with the task: only its price.
-        (False, False, 2, PAPER, (0.0, 0.0, 0.0, -0.1), -0.1),
-        # No price: the numbers of section 4.2 alone.
-        (True, True, 4, RewardConfig(conciseness=0.0), (0.0, 0.2, 0.8, 0.0), 1.0),
-        # The first two are free.
-        (True, True, 3, RewardConfig(free_evidence=2), (0.0, 0.2, 0.8, -0.05), 0.95),
-        # As released: three are free, the fourth and the fifth cost 0.1; irrelevant evidence costs 1.
-        (True, True, 3, RELEASE, (0.0, 0.2, 0.8, 0.0), 1.0),
-        (True, True, 5, RELEASE, (0.0, 0.2, 0.8, -0.2), 0.8),
-        (False, False, 1, RELEASE, (0.0, -1.0, 0.0, 0.0), -1.0),
-        # Section 3.4 names 0.5 for relevant evidence.
-        (True, False, 1, RewardConfig(relevant=0.5), (0.0, 0.5, 0.0, -0.05), 0.45),
-        # Baselines choose nothing and pay nothing.
-        (True, True, 0, PAPER, (0.0, 0.2, 0.8, 0.0), 1.0),
-    ],
-)
+@yaml_cases
 def test_proper_submissions(
-    valid: bool, success: bool, evidence: int, config: RewardConfig, parts: tuple[float, ...], total: float
+    valid: bool, success: bool, evidence: int, config: dict[str, Any], parts: list[float], total: float
 ) -> None:
-    found = composite(valid, success, evidence, config)
-    assert (found.format, found.validity, found.complete, found.concise) == pytest.approx(parts)
+    found = composite(valid, success, evidence, RewardConfig(**config))
+    assert [found.format, found.validity, found.complete, found.concise] == pytest.approx(parts)
     assert found.total == pytest.approx(total)
 
 
@@ -68,7 +42,7 @@ def test_a_format_error_is_the_penalty_and_nothing_else() -> None:
         assert terms == [penalty, 0, 0, 0]
         assert found["answer"] == penalty
     with pytest.raises(ValueError, match="not relevant"):
-        composite(False, True, 1, PAPER)
+        composite(False, True, 1, RewardConfig())
 
 
 SINK = calls("switch", lamp="sink")
@@ -158,16 +132,7 @@ def test_rrr_of_what_judges_found_where_the_truth_is_not_known() -> None:
     assert summarise_parts(rows)["judged-RRR"] == 0.75
 
 
-@pytest.mark.parametrize(
-    ("same", "share"),
-    [
-        ([], 1.0),
-        ([True], 1.0),  # two screens: nothing is unreasonable
-        ([False, True], 1.0),  # the effect of the last operation is never looked at
-        ([True, False], 0.0),
-        ([True, False, False, True, True], 0.5),
-    ],
-)
+@yaml_cases
 def test_reasonable_operations_by_hand(same: list[bool], share: float) -> None:
     assert reasonable_share(same) == share
 

@@ -24,6 +24,7 @@ from selfverify.agents.tools import (
 )
 from selfverify.core.episode import Call
 from selfverify.tasks.tool_calls import ToolError
+from tables import yaml_cases
 
 SIZE = (1080, 2400)
 
@@ -40,21 +41,7 @@ def test_a_screen_is_one_line_per_element() -> None:
     assert describe(Screen("a", SIZE)).endswith("(nothing to be read or used)")
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("plain", '"plain"'),
-        ('a" [n0000] Button "b', r'"a\" [n0000] Button \"b"'),
-        ("two\nlines\r\x85\u2028\u2029end", r'"two\nlines\r\u0085\u2028\u2029end"'),
-        ("</observation><tool_call>", '"</observation><tool_call>"'),
-        ("right\u202eleft\u2066", r'"right\u202eleft\u2066"'),
-        ("tag \U000e0041", r'"tag \U000e0041"'),
-        ("3:00\u200aPM", '"3:00\u200aPM"'),
-        ("👩\u200d🚀 नमस्ते 北京", '"👩\u200d🚀 नमस्ते 北京"'),
-        ("\ud800", r'"\ud800"'),
-        ("", '""'),
-    ],
-)
+@yaml_cases
 def test_texts_of_apps_are_quoted(text: str, shown: str) -> None:
     """Nothing in a text ends its line, its quotation or its direction."""
     assert quoted(text) == shown and len(quoted(text).splitlines()) == 1
@@ -121,27 +108,15 @@ def test_elements_are_named_by_option() -> None:
         tools.read(call("tap", x1=1, y1=1, x2=2, y2=2), SIZE, boxes)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (call("fly"), "no tool 'fly'; there are get_current_xml, tap"),
-        (call("tap", x1=1, y1=2, x2=3), "'y2': Field required"),
-        (call("tap", x1=1.5, y1=2, x2=3, y2=4), "'x1': Input should be a valid integer"),
-        (call("tap", x1=True, y1=2, x2=3, y2=4), "'x1': Input should be a valid integer"),
-        (call("tap", x1=10, y1=2, x2=3, y2=4), "x1 <= x2"),
-        (call("tap", x1=1080, y1=0, x2=1090, y2=10), "outside the screen of 1080 x 2400"),
-        (call("tap", x1=-9, y1=0, x2=-5, y2=10), "outside the screen"),
-        (call("swipe", x1=1, y1=2, x2=3, y2=4, direction="north", dist="long"), "'direction': Input"),
-        (call("wait", seconds=1e9), "less than or equal to 60"),
-        (call("wait", seconds=float("nan")), "seconds"),
-        (call("wait", seconds="3"), "valid number"),
-        (call("type", text_input="a\0"), "NUL"),
-        (call("type", text_input="\ud800"), "do not fit"),
-        (call("type", text_input="x" * 4001), "at most 4000"),
-        (call("back", times=2), "'times': Extra inputs"),
-    ],
-)
-def test_wrong_calls_are_told(wrong: Call, message: str) -> None:
+@yaml_cases
+def test_wrong_calls_are_told(name: str, arguments: dict[str, Any], message: str) -> None:
     """In words for the agent; nothing is converted."""
+    given = {key: "x" * 4001 if value == "LONG" else value for key, value in arguments.items()}
     with pytest.raises(ToolError, match=message):
-        ScreenTools().read(wrong, SIZE, {})
+        ScreenTools().read(Call(name, given), SIZE, {})
+
+
+def test_half_characters() -> None:
+    assert quoted("\ud800") == r'"\ud800"'
+    with pytest.raises(ToolError, match="do not fit"):
+        ScreenTools().read(call("type", text_input="\ud800"), SIZE, {})

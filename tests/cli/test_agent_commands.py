@@ -21,6 +21,7 @@ from selfverify.connectors import server
 from selfverify.connectors.openenv import RemoteConfig, RemoteEnvironment
 from selfverify.connectors.pool import KEYS_VARIABLE, EnvironmentServerConfig
 from selfverify.core.episode import Call
+from tables import yaml_cases
 
 COMMAND = [sys.executable, "-m", "selfverify", "agent"]
 
@@ -59,14 +60,7 @@ def test_the_phone_is_served() -> None:
         process.kill()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["serve", "tablet"], "known by name are"),
-        (["serve", "a=b"], "one looks like"),
-        (["serve", "counter=tiny_environment:Counter", "--host", "0.0.0.0"], "SELFVERIFY_ENVIRONMENT_KEYS"),
-    ],
-)
+@yaml_cases
 def test_what_cannot_be_served_is_said(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["agent", *arguments])
     assert result.exit_code == 2 and message in result.output.replace("\n", " ")

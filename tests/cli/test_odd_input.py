@@ -8,8 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
-
-A_FILE = "file{}: this folder cannot be made"
+from tables import yaml_cases
 
 
 @pytest.fixture
@@ -32,33 +31,7 @@ def last_words(*words: str) -> str:
     return " ".join(result.stderr.split())
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("eval quickstart --output file", A_FILE.format("")),
-        ("eval quickstart --output file/deeper", A_FILE.format("/deeper")),
-        ("eval quickstart policy.device=on", "policy.device=on: this machine has no such device; say auto"),
-        ("eval quickstart policy.device=cuda:99", "policy.device=cuda:99: this machine has no such device"),
-        ("train quickstart output=file", A_FILE.format("")),
-        ("quickstart --fast --output file", A_FILE.format("")),
-        ("merge file file", "file is a file, or not empty; choose another folder"),
-        ("data filter quickstart --problems 1 --output folder", "folder: this is a folder"),
-        ("report file", "there is no run in file"),
-        ("report run", "run/metrics.jsonl: this is a folder"),
-        ("report folder", "folder holds nothing to report"),
-        ("report begun --output folder", "folder: Is a directory"),
-        ("report begun --output file/report.html", A_FILE.format("")),
-        ("solve --image cut.png Why?", "the image cut.png cannot be read"),
-        ("solve --image folder Why?", "this is a folder"),
-        ("solve --task digits-pick --save-image pick", "end the file's name with .png"),
-        ("solve --task digits-pick --save-image file/pick.png", "file/pick.png: Not a directory"),
-        ("solve --model folder Why?", "no model at 'folder'"),
-        ("solve --calibration folder Why?", "the calibration folder cannot be read"),
-        ("serve --model folder", "no model at 'folder'"),
-        ("serve --upstream http://127.0.0.1:9 --api-key-file folder", "the keys folder cannot be read"),
-        ("serve --upstream http://127.0.0.1:9 --host=", "--host"),
-    ],
-)
+@yaml_cases
 def test_it_is_one_clear_error(odd: Path, words: str, said: str) -> None:
     assert said in last_words(*words.split())
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import pytest
 import typer
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typer.testing import CliRunner, Result
@@ -15,21 +14,9 @@ from selfverify.cli.main import app
 from selfverify.cli.options import settings_as_options
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.recipe_yaml import read_document
+from tables import yaml_cases
 
-FILE = """\
-backend:
-  upstream: http://127.0.0.1:8000/v1
-  judge: []
-listening:
-  port: 9000
-gateway:
-  best_of:
-    n: 4
-    content: answer
-    instruction: false
-  max_n: 9
-looking: {look: true, stop: "after:2"}
-"""
+FILE = Path(__file__).with_name("gateway.yaml").read_text("utf-8")
 
 
 def serve(tmp_path: Path, text: str | None, words: Sequence[str]) -> Result:
@@ -73,33 +60,7 @@ def test_what_is_shown_is_a_file_that_means_the_same(tmp_path: Path) -> None:
     assert shown(tmp_path, (tmp_path / "shown.yaml").read_text(encoding="utf-8")) == first
 
 
-MODEL = ["--model", "m"]
-
-
-@pytest.mark.parametrize(
-    ("text", "words", "faults"),
-    [
-        ("gateway:\n  timeout: soon\n", MODEL, [":2: gateway.timeout: should be a valid number"]),
-        ("gateway:\n  best_of:\n    n: 0\n", MODEL, [":3: gateway.best_of.n: should be greater"]),
-        ("gateway:\n  best_of: {strategy: oracle}\n", MODEL, [":2: gateway.best_of.strategy: ", "analysis"]),
-        ("gateway:\n  tmieout: 3\n", MODEL, [":2: gateway.tmieout: ", "; did you mean gateway.timeout?"]),
-        ("n: 3\n", MODEL, [":1: n: there is no such key; did you mean gateway.best_of.n?"]),
-        ("backend:\n", MODEL, [":1: backend: should be a valid dictionary"]),
-        ("backend: {model: m, upstream: http://h/v1}\n", [], [":1: backend: give either `model`"]),
-        ("listening: {port: 1}\n", [], ["gateway.yaml: backend: give either `model`"]),
-        ("a: 1\na: 2\n", [], [":2: broken YAML: a stands twice (first in "]),
-        ("- a\n", [], [": a settings file is a mapping of keys to values"]),
-        ("config: x\n", [], [":1: config: a settings file names no other"]),
-        ("backend: !!python/object/apply:os.system [ls]\n", [], [":1: broken YAML"]),
-        ("gateway: {best_of: {confidence: .nan}}\n", MODEL, [":1: gateway.best_of.confidence: "]),
-        # Typed values are named as they were typed, those of the file beside them with their line.
-        (
-            "gateway:\n  timeout: 0\n",
-            [*MODEL, "--strategy", "oracle"],
-            ["--strategy: ", "analysis only", "gateway.yaml:2: gateway.timeout: "],
-        ),
-    ],
-)
+@yaml_cases
 def test_faults_say_where_and_what(tmp_path: Path, text: str, words: list[str], faults: list[str]) -> None:
     result = serve(tmp_path, text, words)
     assert result.exit_code == 2
@@ -158,17 +119,7 @@ def test_every_field_is_an_option() -> None:
     assert run("here")[1] == [(Path("here"), Outer(), False)]
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["-n", "17"], "-n"),
-        (["-n", "many"], "-n"),
-        (["--stop", "soon"], "--stop"),
-        (["--max-tokens", "0"], "--max-tokens"),
-        (["--share", "0"], "--share: should be greater than 0, but is 0.0"),
-        (["--separate", "-n", "1"], "--separate needs -n above 1"),
-    ],
-)
+@yaml_cases
 def test_what_is_refused(words: list[str], text: str) -> None:
     """By the command line, or by the model behind it."""
     result, got = run("here", *words)

@@ -23,6 +23,7 @@ from selfverify.clients.openai_client import (
 from selfverify.clients.replies import Usage
 from selfverify.core.errors import ConfigError, ServerError
 from serving_servers import Body, FakeUpstream, draw, question, tagged, with_client
+from tables import yaml_cases
 
 
 def fails_first(times: int, how: Any) -> Callable[[Any], Any]:
@@ -223,28 +224,15 @@ def tried(
     return fault, len(lost), outcomes, seconds
 
 
-@pytest.mark.parametrize(
-    ("faults", "outcomes", "lost", "ends"),
-    [
-        ([None], "ok", 0, None),
-        ([503, None], "refused ok", 0, None),
-        (["garbage", "cut", None], "bad_reply cut_off ok", 2, None),
-        ([503, 529, 429, None], "refused refused refused", 0, (429, None)),
-        ([503, 400, None], "refused refused", 0, (400, None)),
-        ([401, None], "refused", 0, (401, "invalid_api_key")),
-        (["garbage"] * 3, "bad_reply bad_reply bad_reply", 3, (502, "bad_reply")),
-        (["cut"] * 3, "cut_off cut_off cut_off", 3, (502, "cut_off")),
-        (["slow"], "timeout", 1, (504, "timeout")),
-    ],
-)
+@yaml_cases
 def test_what_may_pass_is_tried_again(
-    faults: list[Any], outcomes: str, lost: int, ends: tuple[int, str | None] | None
+    faults: list[Any], outcomes: str, lost: int, ends: list[int | str] | None
 ) -> None:
     """What a server may have answered is counted: its reply cannot be read, broke off, or came too late."""
     left = list(faults)
     slow = {"timeout_s": 0.2, "tries": 1} if "slow" in faults else {}
     fault, *counted, _ = tried(FakeUpstream(fault=lambda body: left.pop(0)), **slow)
-    assert (fault and (fault.status, fault.code)) == ends and counted == [lost, outcomes.split()]
+    assert (fault and [fault.status, fault.code]) == ends and counted == [lost, outcomes.split()]
 
 
 def test_a_wait_that_the_server_asks_for_is_kept_if_there_is_time() -> None:

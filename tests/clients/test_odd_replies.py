@@ -13,6 +13,7 @@ from selfverify.clients.candidates import Mode
 from selfverify.clients.replies import finish_reading, read_text, soft_score
 from selfverify.core.errors import ServerError
 from serving_servers import Body, FakeUpstream, draw, told
+from tables import yaml_cases
 
 Reply = Callable[[], Any]
 
@@ -26,7 +27,7 @@ def choice(content: Any = "9", finish: Any = "stop", logprobs: Any = None, **mes
     return told("message", {"content": content, **message}) | {"finish_reason": finish, "logprobs": logprobs}
 
 
-def raw(body: str, status: int = 200, kind: str = "application/json", **headers: str) -> Reply:
+def raw(body: str, status: int = 200, kind: str = "application/json", headers: Any = None) -> Reply:
     return lambda: web.Response(body=body.encode(), status=status, content_type=kind, headers=headers)
 
 
@@ -139,20 +140,9 @@ def piece(index: Any, id: Any, name: Any, arguments: Any) -> Body:
     return {"index": index, "id": id, "function": {"name": name, "arguments": arguments}}
 
 
-@pytest.mark.parametrize(
-    ("pieces", "calls"),
-    [
-        # A name that comes again, with or without an id, goes on with arguments that are not whole.
-        *([[piece(0, "a", "tap", '{"x"'), piece(0, id, "tap", ":1}")], 1] for id in ("a", "b", "", None)),
-        ([piece(0, None, "tap", None), piece(0, "a", None, '{"x"'), piece(0, "a", "", ":1}")], 1),
-        ([piece("0", "a", "tap", '{"x"'), piece("1", "b", "tap", '{"x"'), piece("0", "", "", ":1}"),
-          piece("1", "", "", ":1}")], 2),
-        *([[piece(index, id, "tap", '{"x":1}'), piece(index, other, "tap", '{"x":1}')], 2]
-          for index in (0, None) for id, other in (("a", "b"), (None, None))),
-    ],
-)  # fmt: skip
-def test_the_pieces_of_calls(pieces: list[Body], calls: int) -> None:
-    sent = [event(None, delta={"tool_calls": [part]}) for part in pieces]
+@yaml_cases
+def test_the_pieces_of_calls(pieces: list[Any], calls: int) -> None:
+    sent = [event(None, delta={"tool_calls": [piece(*part)]}) for part in pieces]
     text = "\n\n".join([*sent, event(None, "tool_calls"), DONE, ""])
     assert drawn(raw(text, kind="text/event-stream"), 2, "stream") == [("", "whole", TAP[2] * calls)]
 
@@ -163,39 +153,26 @@ def test_halves_of_a_pair_come_in_two_pieces_of_a_stream() -> None:
     assert said == "9 \U0001f600"
 
 
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        *[(reply(choices=choices), "none of its choices has a message") for choices in ([], None, {"0": 1})],
-        (reply({"index": 0, "text": "9"}), "'text': '9'"),
-        *[(reply(choice(content)), "has a message") for content in (9, {"text": "9"})],
-        *[
-            (lambda error=error: error, "502.*no memory")
-            for error in (
-                {"error": "no memory"},
-                {"error": {"message": "no memory"}, "choices": []},
-                {"object": "error", "message": "no memory"},
-                {"choices": [choice(None, "error") | {"error": {"message": "no memory"}}]},
-            )
-        ],
-        (raw("<html>no gateway</html>", kind="text/html"), "<html>no gateway.*OpenAI's protocol"),
-        (raw(""), "no JSON: b''"),
-        (raw('"9"'), "no JSON object"),
-        (raw("[" * 9_000), "no JSON"),
-        (raw(" " * 20_000 + "{}"), "more than 10,000 bytes"),
-        (raw("{", **{"Content-Encoding": "gzip"}), "it is compressed"),
-        (raw("busy, come later", 503, "text/plain"), "503.: busy, come later"),
-        (raw("", 500), "refused .500. .http"),
-        (raw('{"detail": [{"loc": ["n"]}]}', 422), "422.*loc"),
-        (raw('{"error": "who?"}', 401), "who.*SELFVERIFY_SERVER_API_KEY"),
-        (raw("<h1>nothing</h1>", 404, "text/html"), "404.*is its path right"),
-        (raw('{"detail": "No Model m"}', 404), "404.: No Model m .http:[^;]*$"),
-    ],
-)  # fmt: skip
-def test_an_error_says_what_the_server_said_and_where_it_is(
-    answer: Reply, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> Callable[[Reply, str], None]:
+    """Checks that a reply is an error with these words, and where it is."""
     monkeypatch.setattr("selfverify.clients.openai_client.MOST_BYTES", 10_000)
-    with pytest.raises(ServerError, match=f"(?s){says}.*") as caught:
-        drawn(answer, 1, "n")
-    assert "http://127.0.0.1:" in str(caught.value) and "127.0.0.1" not in caught.value.message
+
+    def check(answer: Reply, says: str) -> None:
+        with pytest.raises(ServerError, match=f"(?s){says}.*") as caught:
+            drawn(answer, 1, "n")
+        assert "http://127.0.0.1:" in str(caught.value) and "127.0.0.1" not in caught.value.message
+
+    return check
+
+
+@yaml_cases
+def test_an_error_says_what_the_server_said_and_where_it_is(refused: Any, answer: Body, says: str) -> None:
+    refused(raw(**answer) if "body" in answer else lambda: answer["says"], says)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"), [("[" * 9_000, "no JSON"), (" " * 20_000 + "{}", "more than 10,000 bytes")]
+)
+def test_a_reply_without_an_end_is_an_error(refused: Any, body: str, says: str) -> None:
+    refused(raw(body), says)

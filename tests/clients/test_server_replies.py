@@ -31,6 +31,7 @@ from selfverify.clients.replies import (
 from selfverify.core.score_tokens import SCORE_TEXTS
 from selfverify.serving.config import BestOfConfig
 from serving_servers import Body, FakeUpstream, ask, open_upstream, question, tagged
+from tables import yaml_cases
 
 
 @pytest.mark.parametrize(
@@ -60,25 +61,7 @@ def test_texts(text: str, answer: str | None, score: float | None) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("<think>1+1</think><answer>- a\n- **b**</answer><score>0.8</score>", "- a\n- **b**"),
-        ("<think>1+1</think> 9 <score>0.8</score>", "9"),
-        ("so it is</think>9", "9"),  # the prompt's template opened the thoughts
-        ("just words, 3 < 4", "just words, 3 < 4"),
-        ("<think>1+", ""),
-        ("<think>1+1</think><answer>9 and 1", "9 and 1"),
-        ("<think>1+1</think><answer>9</ans", "9"),
-        ("<think>a</think><answer>8</answer> <answer>9</answer>", "9"),
-        ("9</answer><score>0.", "9"),
-        ("<answer>a</think>b</answer>", "b"),
-        ("<think>s or t?</think><answer>s<t</answer><score>0.9</score>", "s<t"),
-        ("b<a", "b<a"),
-        ("<score>0.8</score>", ""),
-        ("", ""),
-    ],
-)
+@yaml_cases
 def test_readers_see_no_tags(text: str, shown: str) -> None:
     assert shown_answer(text) == shown
 
@@ -137,17 +120,7 @@ def test_a_score_that_a_tag_closes_is_whole() -> None:
     assert found == pytest.approx((0.0 + 0.45) / 2)
 
 
-@pytest.mark.parametrize(
-    "tokens",
-    [
-        [],
-        [("9", {"9": 1.0})],
-        [("<score>", {})],
-        [("<score>", {}), ("0", {})],
-        [("<score>", {}), ("good", {"good": 1.0})],
-        [("<score>0", {"<score>0": 1.0}), (".8", {".8": 1.0})],  # opened inside a token
-    ],
-)
+@yaml_cases
 def test_no_soft_score(tokens: list[Any]) -> None:
     assert soft_score(entries(*tokens)) is None
 
@@ -166,16 +139,7 @@ def test_tool_calls_are_equal_by_function_and_arguments() -> None:
         assert read_tool_calls([broken]) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        *[
-            (whole, "whole")
-            for whole in ("It is 9.", "9!\n", "七。", f"{tagged('9')}", '{"a": 1}', "| 9 |", "`9`")
-        ],
-        *[(cut, "cut_off") for cut in ("", "It is", "1,", "<think>So.", "It is (", "so:", "<answer>9.")],
-    ],
-)
+@yaml_cases
 def test_an_unknown_reason_says_what_the_text_looks_like(
     text: str, expected: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -187,14 +151,7 @@ def test_an_unknown_reason_says_what_the_text_looks_like(
     ]
 
 
-@pytest.mark.parametrize(
-    ("reasons", "expected"),
-    [
-        ("STOP eos Eos_Token end_turn FINISH_REASON_STOP COMPLETE done", "whole"),
-        ("length MAX_TOKENS finish_reason_max_tokens model_context_window_exceeded timeout abort", "cut_off"),
-        ("content_filter SAFETY refusal sensitive PROHIBITED_CONTENT guardrail_intervened", "withheld"),
-    ],
-)
+@yaml_cases
 def test_reasons_by_which_servers_end_messages(reasons: str, expected: str) -> None:
     for reason in reasons.split():
         assert {ending(reason, text) for text in ("It is 9.", "It is")} == {expected}

@@ -30,6 +30,7 @@ from selfverify.connectors.server import (
 )
 from selfverify.core.episode import Call
 from selfverify.core.errors import ConfigError
+from tables import yaml_cases
 from tiny_environment import Counter
 
 RESET = {"type": "reset", "data": {"goal": 9, "seed": 1}}
@@ -332,26 +333,7 @@ def test_a_session_of_openenv_over_http_and_a_socket() -> None:
     with_rpc(use)
 
 
-@pytest.mark.parametrize(
-    ("request_", "id", "code"),
-    [
-        *(
-            (body, None, -32700)
-            for body in ("", "{", "7", "[1]", [{"jsonrpc": "2.0", "id": 1, "method": "ping"}])
-        ),
-        *(({"jsonrpc": "2.0", "id": id, "method": "dance"}, id, -32601) for id in ("a", 1, 1.5, None, "")),
-        *(({"jsonrpc": "2.0", "id": id, "method": "ping"}, None, -32600) for id in ([], {}, True)),
-        *(
-            ({"jsonrpc": "2.0", "method": method}, None, -32600)
-            for method in ("ping", "tools/call", "initialize", "openenv/session/create")
-        ),
-        ({"id": 1}, None, -32600),
-        ({"jsonrpc": "1.0", "id": 1, "method": "ping"}, None, -32600),
-        ({"jsonrpc": "2.0", "id": 1, "method": ["ping"]}, None, -32600),
-        ({"jsonrpc": "2.0", "id": 1, "method": "ping", "params": [1]}, None, -32600),
-        ({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "add"}}, 1, -32602),
-    ],
-)
+@yaml_cases
 def test_requests_that_are_none(request_: Any, id: Any, code: int) -> None:
     async def use(ask: Rpc, server: EnvironmentServer) -> None:
         body = request_ if isinstance(request_, str) else json.dumps(request_)

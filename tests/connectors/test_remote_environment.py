@@ -23,6 +23,7 @@ from selfverify.connectors.pool import EnvironmentPool
 from selfverify.connectors.sources import ServerSource
 from selfverify.core.episode import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
+from tables import yaml_cases
 from tiny_environment import TOOLS, Counter
 
 ADD = Call("add", {"number": 2})
@@ -88,14 +89,7 @@ def test_sessions_do_not_mix() -> None:
     assert with_server(use, limits) == [f"{n + 6} of {1000 + n}" for n in range(20)]
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ("lose", "the counter is broken"),
-        ("raise", "ZeroDivisionError"),
-        ("hang", "fail took longer than 1 s"),
-    ],
-)
+@yaml_cases
 def test_a_lost_session_stays_lost_and_its_server_closes_it(how: str, message: str) -> None:
     async def use(url: str, server: Any) -> str:
         async with AsyncExitStack() as stack:

@@ -18,6 +18,7 @@ from selfverify.connectors.content import ContentLimits, from_blocks, from_resul
 from selfverify.connectors.openenv import observation_data, read_observation
 from selfverify.core.episode import StepResult
 from selfverify.core.errors import DataError
+from tables import yaml_cases
 from tiny_environment import TOOLS
 
 LIMITS = ContentLimits(images=3, image_pixels=5_000)
@@ -143,32 +144,17 @@ def test_observations_of_other_servers_are_read() -> None:
         assert seen.text == '{"url":"a"}' and seen.images[0].size == (3, 2)
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({}, "no observation"),
-        ({"observation": []}, "no observation"),
-        ({"observation": {}, "metadata": [1]}, "metadata"),
-        *[
-            ({"observation": {}, "metadata": {"round": told}}, f"round {told}, and round 4 is due")
-            for told in (5, "4", 4.0, None)
-        ],
-        ({"observation": {}, "metadata": {"round": 4, "done": "yes"}}, "done"),
-        ({"observation": {}, "metadata": {"round": 4, "truncated": 1}}, "truncated"),
-        *[
-            ({"observation": {}, "metadata": {"round": 4}, "reward": reward}, "reward")
-            for reward in ("1", float("nan"), 10**400)
-        ],
-        ({"observation": {"error": {"error_type": "timeout", "message": "30 s"}}}, "timeout: 30 s"),
-        ({"observation": {"result": {"content": ["text"]}}}, "block 0"),
-        ({"observation": {"result": {"content": [{"type": "image", "data": "é"}]}}}, "base64"),
-        ({"observation": {"result": {"content": [{"type": "image", "data": "AAAA"}]}}}, "block 0"),
-        ({"observation": {"a": "data:image/png;base64,AAAA"}}, "^a: "),
-    ],
-)
+@yaml_cases
 def test_observations_that_are_none_are_refused(data: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_observation(data, 4, LIMITS, ours=True)
+
+
+def test_a_reward_beyond_all_floats_is_refused() -> None:
+    with pytest.raises(DataError, match="reward"):
+        read_observation(
+            {"observation": {}, "metadata": {"round": 4}, "reward": 10**400}, 4, LIMITS, ours=True
+        )
 
 
 def test_messages_and_requests_that_are_none_are_refused() -> None:

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from selfverify.core import tags
 from selfverify.core.tags import Tagged, channel_lengths, parse_score, parse_tagged, token_ends
+from tables import yaml_cases
 
 GOOD = "<think>2+2</think><answer>4</answer><score>0.9</score>"
 MOBILE = ("tool_call", "score")
@@ -23,13 +24,7 @@ SOUP = st.lists(st.sampled_from(PIECES), max_size=24).map("".join)
 # ----------------------------------------------------------------------------------------------- scores
 
 
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
-        *(("0", 0.0), ("1", 1.0), ("0.9", 0.9), ("1.0", 1.0), ("1.000", 1.0), ("0.0", 0.0), ("0.25", 0.25)),
-        *((" 0.9 ", 0.9), ("\n0.9\t\r\f\v", 0.9), ("0." + "1" * 14, 0.11111111111111)),
-    ],
-)
+@yaml_cases
 def test_scores_that_are_read(text, score):
     assert parse_score(text) == score
 
@@ -91,51 +86,7 @@ def test_an_order_that_cannot_work_is_an_error(order):
         parse_tagged("", order)
 
 
-@pytest.mark.parametrize(
-    ("text", "answer_ok", "score_ok", "opened"),
-    [
-        # the score is missing, unclosed, unreadable, repeated, or followed by something
-        ("<think>t</think><answer>4</answer>", True, False, False),
-        ("<think>t</think><answer>4</answer>\n", True, False, False),
-        ("<think>t</think><answer>4</answer><score>", True, False, True),
-        ("<think>t</think><answer>4</answer><score>0.9", True, False, True),
-        ("<think>t</think><answer>4</answer><score></score>", True, False, True),
-        ("<think>t</think><answer>4</answer><score>nan</score>", True, False, True),
-        ("<think>t</think><answer>4</answer><score>0.9</score>!", True, False, True),
-        ("<think>t</think><answer>4</answer><score>0.9</score><score>0.9</score>", True, False, True),
-        ("<think>t</think><answer>4</answer><score>0.9</score></score>", True, False, True),
-        ("<think>t</think><answer>4</answer><score><score>0.9</score>", True, False, True),
-        ("<think>t</think><answer>4</answer><score>0.9</score><answer>5</answer>", True, False, True),
-        ("<think>t</think><answer>4</answer><score>0.9<|im_end|></score>", True, False, True),
-        # something between answer and score: written by the answer, and the score is not right behind it
-        ("<think>t</think><answer>4</answer>so<score>0.9</score>", False, False, True),
-        ("<think>t</think><answer>4</answer>\u00a0<score>0.9</score>", False, False, True),
-        ("<think>t</think><answer>4</answer></score><score>0.9</score>", False, False, True),
-        ("<think>t</think><answer>4</answer> and", False, False, False),
-        # the answer part is wrong, the score block in its place and readable
-        ("<answer>4</answer><score>0.9</score>", False, True, True),
-        ("<think>t<answer>4</answer><score>0.9</score>", False, True, True),
-        ("hm<think>t</think><answer>4</answer><score>0.9</score>", False, True, True),
-        ("<think>t</think>hm<answer>4</answer><score>0.9</score>", False, True, True),
-        ("<think><think>t</think><answer>4</answer><score>0.9</score>", False, True, True),
-        ("<think>t</think><think>t</think><answer>4</answer><score>0.9</score>", False, True, True),
-        ("<think>t</think><answer><answer>4</answer><score>0.9</score>", False, True, True),
-        ("<think>t <score>1</score></think><answer>4</answer><score>0.9</score>", False, True, True),
-        ("<think>t</think><answer>4<score></answer><score>0.9</score>", False, True, True),
-        ("<answer><think>t</think>4</answer><score>0.9</score>", False, True, True),
-        ("<think>t</think><answer>4</answer><answer>5</answer><score>0.9</score>", False, True, True),
-        # nothing is where it should be
-        ("", False, False, False),
-        ("4", False, False, False),
-        ("<score>0.9</score>", False, False, False),
-        ("<score>0.9</score><think>t</think><answer>4</answer>", False, False, False),
-        ("<answer>4</answer><think>t</think><score>0.9</score>", False, False, True),
-        ("<think>t</think><answer>4<score>0.9</score></answer>", False, False, False),
-        ("<think><answer>4</answer></think><score>0.9</score>", False, False, True),
-        ("</think><think></answer><answer></score><score>", False, False, True),
-        ("<think>t</think><answer>4</answer><Score>0.9</Score>", False, False, False),
-    ],
-)
+@yaml_cases
 def test_malformed_outputs(text, answer_ok, score_ok, opened):
     read = parse_tagged(text)
     assert (read.answer_ok, read.score_ok, read.score_start is not None) == (answer_ok, score_ok, opened)
@@ -257,22 +208,7 @@ def spell(text):
     return list(text.encode())
 
 
-@pytest.mark.parametrize(
-    ("ids", "text", "ends"),
-    [
-        # `<`, `score`, `>`, `0`, `.`, `9`; and sampled letter by letter, which encoding again would undo.
-        (BYTES.encode("<score>0.9"), "<score>0.9", [1, 6, 7, 8, 9, 10]),
-        (spell("score"), "score", [1, 2, 3, 4, 5]),
-        # é is 2 bytes, the first of which ends where é begins; 😀 is 4.
-        (spell("aéb"), "aéb", [1, 1, 2, 3]),
-        (spell("😀!"), "😀!", [0, 0, 0, 1, 2]),
-        ([*spell("1"), BYTES.eos_token_id], "1<|im_end|>", [1, 11]),
-        # Invalid bytes read as replacement characters.
-        ([0xFF, 0xFE, ord("a")], "\ufffd\ufffda", [1, 2, 3]),
-        # ` a b` decodes to `a b`, then `c`; alone, `▁b` would be `b` of length 1.
-        ([1, 2, 3, 5, 6, 7, 8], "a bc<score>0.9", [1, 3, 4, 11, 12, 13, 14]),
-    ],
-)
+@yaml_cases
 def test_where_tokens_end_by_hand(ids, text, ends):
     assert token_ends(STRIPPING if " " in text else BYTES, ids) == (text, ends)
 

@@ -19,6 +19,7 @@ from data_files import base64_png, png, write_jsonl
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data.rows import open_rows
 from selfverify.tasks.math import Math
+from tables import read_tables
 
 ROW = {"question": "How many?", "answer": "3"}
 LINE = json.dumps(ROW)
@@ -99,33 +100,8 @@ def test_a_column_of_mixed_types(tmp_path: Path) -> None:
     assert (row["answer"], row["id"]) == ("1.50", f"a/{2**62}")
 
 
-TWO = {"A": "red", "B": "blue"}
-
-
 def test_options_of_many_forms(tmp_path: Path) -> None:
-    forms: list[tuple[Any, Any]] = [
-        ('{"A": "red", "B": "blue"}', TWO),
-        ("['red' 'blue']", TWO),  # of numpy, which Python would read as one text
-        ("array(['red', 'blue'], dtype=object)", TWO),
-        ("['red', 'it is ''blue']", {"A": "red", "B": "it is blue"}),
-        (["A. red", "B. blue"], TWO),
-        (["(A) red", "(B) blue"], TWO),
-        (["B. blue", "A. red"], TWO),  # an answer A is red
-        (["A. red", "C. blue"], {"A": "A. red", "B": "C. blue"}),
-        (["A.", "B."], {"A": "A.", "B": "B."}),
-        ({"label": ["A", "B"], "text": ["red", "blue"]}, TWO),
-        ({"a": "red", "b": "blue"}, TWO),
-        ("red|blue", "! its options is 'red|blue', not a list of texts"),
-        ({"0": "red", "1": "blue"}, "! its options are {'0'"),
-        ([["red"], ["blue"]], "! its option A is ['red']"),
-        (["red"], "! with two options or more"),
-        (["red", ""], "! its option B is missing"),
-        ({"A": "red", "B": None}, "! with two options or more"),
-        ({"AA": "red", "B": "blue"}, "! its options are {'AA'"),
-        ({"a": "red", "B": "blue", "C": None}, TWO),
-        (["x"] * 27, "! it has 27 options"),
-        (3, "! its options is 3"),
-    ]
+    forms = read_tables(Path(__file__).with_suffix(".yaml"))["options"]
     rows = [{**ROW, "options": options, "answer": "A"} for options, _ in forms]
     check(tmp_path, rows, [wanted for _, wanted in forms], "options")
 

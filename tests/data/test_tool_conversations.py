@@ -10,9 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
+from data_files import write_jsonl
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data.conversations import write_conversations
 from selfverify.data.rows import open_rows
+from tables import yaml_cases
 
 
 def called(number: str, name: str, **arguments: str) -> dict[str, Any]:
@@ -71,50 +73,13 @@ def test_text_in_parts(tmp_path: Path) -> None:
     assert found["messages"][0]["content"] == "ab" and found["tools"] == []
 
 
-def bad(**changes: Any) -> dict[str, Any]:
-    return {"messages": SAID, "tools": TOOLS, **changes}
-
-
+WHOLE = {"messages": SAID, "tools": TOOLS}
 USER, HELLO = {"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}
 
 
-def calling(call: dict[str, Any]) -> dict[str, Any]:
-    return bad(messages=[USER, {**HELLO, "tool_calls": [call]}])
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (bad(messages=[USER]), "its messages have none of an assistant"),
-        (bad(messages=[]), "its messages is empty"),
-        (bad(messages="[{"), "its messages is .*, not a list"),
-        (bad(messages=[HELLO, USER]), "message 1: its role is assistant: a user has to ask first"),
-        (bad(messages=[USER, {"role": "bot", "content": "x"}]), "message 2: its role is 'bot'"),
-        (bad(messages=[USER, "x"]), "message 2 is 'x', not an object"),
-        (bad(messages=[USER, {"role": "assistant", "content": ""}]), "message 2: it is empty"),
-        (bad(messages=[USER, {"role": "assistant", "content": 3}]), "message 2: its content is 3"),
-        (bad(messages=[{"role": "user", "content": [{"type": "image"}]}, HELLO]), "message 1: .*0 images"),
-        (calling({"function": {"arguments": {}}}), "message 2, call 1 is .* name of a function"),
-        (calling({"name": "tap", "arguments": "{"}), "message 2, call 1: arguments is .*not an object"),
-        (bad(messages=[{**USER, "tool_calls": [{"name": "tap"}]}, HELLO]), "role user calls tools"),
-        (bad(messages=[USER, HELLO, HELLO]), "message 3: before it the assistant has spoken, then nobody"),
-        (bad(messages=[USER, HELLO, USER, {"role": "tool", "content": "x"}, HELLO]), "message 5: before it"),
-        (bad(tools=[{"name": "tap"}]), "tool 1 is .* it needs a function with a name"),
-        (bad(taught="some"), "its taught is 'some', neither all nor last"),
-        (bad(images=["a.png"]), "1 of its 1 images have no place"),
-        (bad(image="a.png"), "1 of its 1 images have no place"),  # LLaVA's column
-        (bad(messages=[{**USER, "content": "<image>"}, HELLO]), "message 1: it has a place <image>"),
-        (bad(images=["a"], messages=[{**USER, "content": "<image> <image>"}, HELLO]), "its 1 images"),
-        (bad(messages=[{**USER, "content": [{"type": "video"}]}, HELLO]), "neither text nor an image"),
-        (bad(messages=[USER, {**HELLO, "content": [{"type": "image", "image": "a"}]}]), "shows images"),
-        (bad(cuts=[[["plan", 0]]]), "its cuts are of 1 turns, and the assistant speaks 2 times"),
-        (bad(cuts=[[["a", 0]], [["a", 1]]]), "its cuts of turn 2 are .*, which do not divide it"),
-        (bad(cuts=[[["a", 0], ["b", 9999]], []]), "its cuts of turn 1 are .*, which do not divide it"),
-    ],
-)
-def test_damage_names_file_and_row(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
-    path = tmp_path / "sft.jsonl"
-    path.write_text(json.dumps(bad()) + "\n" + json.dumps(row) + "\n")
+@yaml_cases
+def test_damage_names_file_and_row(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    path = write_jsonl(tmp_path / "sft.jsonl", [WHOLE, WHOLE | changes])
     rows = open_rows(path, note_bad=False)
     assert len(rows) == 1
     [broken] = rows.bad

@@ -11,6 +11,7 @@ import pytest
 from data_files import png, write_jsonl
 from selfverify.core.errors import DataError
 from selfverify.data.rows import open_rows
+from tables import yaml_cases
 
 
 def write(folder: Path, name: str, **changes: Any) -> None:
@@ -62,16 +63,7 @@ def test_a_question_of_the_list_without_options(tmp_path: Path) -> None:
         open_rows(path)[0]
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"options": ["rubber"]}, "two or more different ones"),
-        ({"options": ["rubber", "rubber"]}, "two or more different ones"),
-        ({"bbox": [[50, 6, 10, 8]]}, "reaches out of the image"),
-        ({"bbox": [[4, 6, 0, 8]]}, "has x1 >= x2"),
-        ({"question": ""}, "its question is missing"),
-    ],
-)
+@yaml_cases
 def test_damage(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     write(tmp_path / "direct_attributes", "sa_1")
     write(tmp_path / "direct_attributes", "sa_2", **changes)

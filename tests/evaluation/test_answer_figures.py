@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from samples import sample
@@ -10,6 +12,7 @@ from selfverify.evaluation.metrics import MALFORMED, NOT_STORED, paired_differen
 from selfverify.evaluation.samples import CORRECT_1, StoredSample, with_rule_scores
 from selfverify.experiments.registry import make_task
 from selfverify.tasks.base import Task
+from tables import read_tables
 
 BLIND = [
     sample("p0", 0, True, 0.9, logprob=-1.0),
@@ -112,14 +115,7 @@ def test_turns_by_hand() -> None:
 
 
 PROBLEM = Problem("p/0", [], target=11, meta={"digits": [2, 4, 5, 2, 9, 1]})
-TEXTS = {
-    "245291:2+4+5=11": (1.0, 1.0),
-    "245291:2+4+5=12": (0.0, 0.0),
-    "245291:2+8?+1=11": (0.0, 0.0),
-    "245291:2+8+1=11": (1.0, 0.0),  # not marked, and not among what it says that it read
-    "245291:9+9+9=11": (1.0, 0.0),  # a 9 more often than it read
-    "no sum": (0.0, 0.0),
-}
+TEXTS = read_tables(Path(__file__).with_suffix(".yaml"))["texts"]
 
 
 def marked(**more: object) -> Task:
@@ -134,7 +130,7 @@ def written(work: str) -> str:
 def test_the_rule_passes_a_written_sum_that_is_the_target_without_a_mark(work: str) -> None:
     asked = [sample("p/0", 0, True, 0.5, text=written(work))]
     (told,) = with_rule_scores(asked, marked(), {"p/0": PROBLEM})
-    assert (told.scores["text_rule"], told.scores["text_rule_read"]) == TEXTS[work]
+    assert [told.scores["text_rule"], told.scores["text_rule_read"]] == TEXTS[work]
     assert told.scores["soft"] == 0.5 and "text_rule" not in asked[0].scores
     (told,) = with_rule_scores(asked, make_task("digits-pick"), {"p/0": PROBLEM})
     assert told.scores["text_rule"] == TEXTS[work][0]

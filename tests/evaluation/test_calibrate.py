@@ -22,6 +22,7 @@ from selfverify.evaluation.calibrate import (
 from selfverify.evaluation.metrics import summarise
 from selfverify.evaluation.samples import StoredSample
 from selfverify.selection.calibration import Calibration, Fusion
+from tables import yaml_cases
 
 
 def test_the_weight_by_hand() -> None:
@@ -48,14 +49,7 @@ def test_answers_without_a_score_or_a_log_probability_take_no_part() -> None:
     assert fit_fusion(score, nats, [[1, 0, 0, 0], [1, 0, 0, 0]]).weight == 0.75
 
 
-@pytest.mark.parametrize(
-    ("score", "nats", "correct", "text"),
-    [
-        ([[0.5, 0.6]], [[np.nan, np.nan]], [[1, 0]], "0 answers with a score and a log-probability"),
-        ([[0.5, 0.6], [0.5, 0.6]], [[-1.0, -1.0]] * 2, [[1, 1], [0, 0]], "4 answers with"),
-        ([[0.1, 0.9]] * 2, [[-2.0, -1.0]] * 2, [[1, 0]] * 2, "not right more often"),
-    ],
-)
+@yaml_cases
 def test_what_cannot_be_fitted(score: object, nats: object, correct: object, text: str) -> None:
     with pytest.raises(DataError, match=text):
         fit_fusion(score, nats, correct)  # type: ignore[arg-type]

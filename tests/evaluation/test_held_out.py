@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.data.test_published import BOXES as BOXED
-from tests.data.test_published import QUESTIONS
+from tests.data.test_published import TABLES
 from tests.data.test_published import write as published
 
 from data_files import base64_png, png, write_jsonl, write_reasonseg
@@ -29,6 +28,7 @@ from selfverify.policy.policy import Policy
 from selfverify.rollouts.script_sampler import recite
 from selfverify.tasks.base import UNREADABLE
 from selfverify.tasks.math import Math
+from tables import read_tables
 
 ALL = EvaluationConfig(problems=None, samples=2, batch_problems=2)
 
@@ -300,22 +300,13 @@ def test_evaluations_store_who_read_what(
 # --- benchmarks ---------------------------------------------------------------------------------------------
 
 
-CATEGORIES: dict[str, dict[str, list[str]]] = {
-    "MathVerse": {
-        "subfield": ["Angle"], "subject": ["Plane Geometry"], "problem_version": ["Text Dominant"]
-    },
-    "MathVision": {"subject": ["counting"], "level": ["2"]},
-    "We-Math": {"key": ["3steps_2"], "knowledge concept": ["Angles"]},
-    "MMStar": {"category": ["coarse perception"], "l2_category": ["image scene"]},
-    "MMMU": {"subfield": ["Drawing"], "topic_difficulty": ["Easy"], "discipline": ["Art & Design"]},
-    "RefCOCO, VLMEvalKit": {"category": ["RefCOCO_val"]},
-}  # fmt: skip
+CATEGORIES: dict[str, dict[str, list[str]]] = read_tables(Path(__file__).with_suffix(".yaml"))["categories"]
 
 
 @pytest.mark.parametrize("name", CATEGORIES)
 def test_categories_of_published_rows(name: str, tmp_path: Path) -> None:
-    form, record, *_ = (QUESTIONS | BOXED)[name]
-    assert open_rows(published(tmp_path, form, record))[0]["categories"] == CATEGORIES[name]
+    case = (TABLES["questions"] | TABLES["boxes"])[name]
+    assert open_rows(published(tmp_path, **case))[0]["categories"] == CATEGORIES[name]
 
 
 def test_known_boxes(tmp_path: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,20 +28,13 @@ from selfverify.methods.base import MethodConfig
 from selfverify.rollouts.rollout import Rollout
 from selfverify.tasks.base import Task
 from selfverify.trainer.rollout_source import FilteredProblems
+from tables import yaml_cases
 
 SAMPLING = SamplingConfig(group_size=4, max_new_tokens=8)
 
 
-@pytest.mark.parametrize(
-    ("why", "groups"),
-    [
-        ("all right", [("1", "1"), ("1->1", "1->1")]),
-        ("all wrong", [("0", "0"), ("0->0", "0->0")]),
-        ("", [("0", "1"), ("1->0", "1->0"), ("0->1", "0->1"), ("1->1", "0->1")]),
-        ("unjudged", [()]),
-    ],
-)
-def test_what_teaches_nothing(why: str, groups: list[tuple[str, ...]]) -> None:
+@yaml_cases
+def test_what_teaches_nothing(why: str, groups: list[list[str]]) -> None:
     assert [why_dropped(kinds) for kinds in groups] == [why] * len(groups)
 
 

@@ -16,6 +16,7 @@ from selfverify.evaluation.headline import MOST
 from selfverify.experiments import quickstart as module
 from selfverify.experiments.quickstart import SHOWCASES, Paper, quickstart
 from selfverify.experiments.recipe import load_recipe, to_yaml
+from tables import yaml_cases
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 TINY: dict[Paper, tuple[str, ...]] = {
@@ -83,16 +84,7 @@ class Interrupted:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("paper", "stopped_in", "kept"),
-    [
-        *(
-            (paper, "paired_difference", ["metrics.jsonl", "samples-before.jsonl", "samples-after.jsonl"])
-            for paper in ("adpo", "adapo", "smartsnap")
-        ),
-        ("vts-v", "compare_stopping", ["looks/collected.jsonl", "looking/looked-validation.jsonl"]),
-    ],
-)
+@yaml_cases
 def test_it_goes_on_where_it_was_stopped(
     paper: Paper, stopped_in: str, kept: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

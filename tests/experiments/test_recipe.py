@@ -31,20 +31,9 @@ from selfverify.experiments.recipe import (
 from selfverify.experiments.recipe_yaml import dump_yaml, load_yaml
 from selfverify.methods.base import Method, MethodConfig
 from selfverify.tasks.base import Task, Verdict
+from tables import yaml_cases
 
-GOOD = """\
-# Counting, for the tests.
-name: counting
-task:
-  name: counting
-  digits: 4
-method: pairs
-learner:
-  steps: 10
-  optim: {learning_rate: 3e-4}
-policy:
-  shared_prefix: off
-"""
+GOOD = Path(__file__).with_name("counting.yaml").read_text("utf-8")
 
 
 class CountingConfig(BaseModel):
@@ -142,25 +131,7 @@ def test_an_override_does_not_leak_through_a_yaml_alias(tmp_path: Path) -> None:
     assert load_recipe(path, ["method.beta=1"]).task.options["digits"] == 6
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        ("learning_rate: 3e-4", "learning_rat: 3e-4", ":9: learner.optim.learning_rat: there is no such key; "
-         "did you mean learner.optim.learning_rate?"),
-        ("learner:", "lerner:", ":7: lerner: there is no such key; did you mean learner?"),
-        ("  digits: 4", "  digit: 4", ":5: task.digit (task counting): there is no such key; did you mean "
-         "task.digits?"),
-        ("steps: 10", "steps: ten", ":8: learner.steps: should be a valid integer"),
-        ("steps: 10", "steps: 0", ":8: learner.steps: should be greater than or equal to 1, but is 0"),
-        ("  steps: 10\n", "", ":7: learner.steps: is missing"),
-        ("method: pairs", "method: pears", ":6: there is no method 'pears'; did you mean pairs?"),
-        ("steps: 10", "steps: 10\n  steps: 20", ":9: broken YAML: steps stands twice (first in"),
-        ("steps: 10", "steps: [10", ": broken YAML"),
-        ("name: counting\ntask", "name: ../up\ntask", ":2: name: "),
-        ("policy:\n  shared_prefix: off", "policy: off", ":10: policy: should be a valid dictionary"),
-        ("steps: 10", "5: 10", ":8: broken YAML: 5 cannot be a key"),
-    ],
-)  # fmt: skip
+@yaml_cases
 def test_faults_in_a_file_name_line_and_key(good: Path, old: str, new: str, expected: str) -> None:
     assert old in GOOD
     good.write_text(GOOD.replace(old, new))
@@ -168,42 +139,7 @@ def test_faults_in_a_file_name_line_and_key(good: Path, old: str, new: str, expe
     assert str(good) in refusal(good)
 
 
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("learning_rate=1", "override 'learning_rate=1': learning_rate: there is no such key; did you mean "
-         "learner.optim.learning_rate?"),
-        ("learner.step=1", "did you mean learner.steps?"),
-        ("method.bta=1", "did you mean method.beta?"),
-        ("method.credit=ranks", "override 'method.credit=ranks': method.credit (method pairs): should be "),
-        ("sampling.top_p=0", "sampling.top_p: should be greater than 0"),
-        ("sampling.top_p=1.2", "sampling.top_p: should be less than or equal to 1"),
-        ("sampling.temperature=0", "makes all samples of a group equal"),
-        ("sampling.group_size=1", "leaves method pairs nothing to compare"),
-        ("learner.checkpoint.best_metric=best@8", "learner: checkpoint.best_metric=best@8 needs log.eval"),
-        ("episode.turns=3", "episode.turns: a conversation of task counting is over after the first answer"),
-        ("learner.checkpoint.rollout_log=true", "rollout_log: should be 'auto', 'never', 'recent' or 'all'"),
-        ("learner.optim.warmup=2.5", "warmup=2.5 is neither a share below 1 nor a whole number of steps"),
-        ("learner.optim.warmup=11", "more than steps=10"),
-        ("learner.batch.updates_per_rollout=25", "some minibatches would be empty"),
-        ("learner.steps", "write section.key=value"),
-        ("=3", "write section.key=value"),
-        ("learner.steps=[", "broken YAML"),
-        ("name.first=x", "name is 'counting', not a section"),
-        ("seed.x=1", "seed.x"),
-        ("policy.path=./nowhere", "policy.path=./nowhere: there is no such model folder"),
-        ("policy.path=a/b/c", "there is no such model folder"),
-        (f"policy.path={'x' * 300}", "xxx: this name is longer than a name of a file can be"),
-        ('output="a\\0b"', "holds a null character"),
-        ("learner.optim.learning_rate=.inf", "rate: should be a finite number, but is inf"),
-        ("learner.optim.learning_rate=1e999", "rate: should be a finite number, but is inf"),
-        ("sampling.temperature=.nan", "sampling.temperature: should be a finite number, but is nan"),
-        (f"seed={2**63}", "seed: should be less than 9223372036854775808"),
-        ("task.name=conting", "override 'task.name=conting': there is no task 'conting'; did you mean "
-         "counting?"),
-        ("learner.optim.betas=[0.9, 1.0]", "learner.optim.betas.1: should be less than 1"),
-    ],
-)  # fmt: skip
+@yaml_cases
 def test_faults_in_overrides(good: Path, override: str, expected: str) -> None:
     assert expected in refusal(good, override)
 

@@ -20,6 +20,7 @@ from selfverify.connectors.pool import LocalSource
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.objectives import group_advantage, preference_reward
 from selfverify.policy.tiny_models import tiny_image_processor, tiny_tokenizer
+from tables import yaml_cases
 from tiny_environment import TOOLS, Counter, described
 
 trl = pytest.importorskip("trl", exc_type=ImportError)
@@ -317,16 +318,7 @@ def test_it_trains_and_logs(trainer: Any) -> None:
     assert rows[0]["adpo/reward/verification"] == pytest.approx((1 + 0 + 0.5) / 4)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"adpo": {"kl": 0.1}}, "beta"),
-        ({"adpo": {"verification_credit": "expected"}}, r"selfverify\.learn"),
-        ({"tags": ("think", "answer")}, "score"),
-        ({"judges": ["wrong"]}, "right"),
-        ({"config": {"importance_sampling_level": "sequence"}}, "token"),
-    ],
-)
+@yaml_cases
 def test_what_cannot_hold_is_refused(trainer: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         trainer(**options)

@@ -43,6 +43,7 @@ from selfverify.methods.base import Method
 from selfverify.objectives import choice_surrogate, pairwise, surrogate
 from selfverify.rollouts.rollout import Rollout
 from selfverify.trainer.batch import batch_weights, pair_weights, select, stack_choices
+from tables import read_tables, yaml_cases
 
 
 def answered(rng: random.Random, right: float, score: float) -> Trajectory:
@@ -258,42 +259,10 @@ def test_rows_of_an_optimiser_step() -> None:
 
 
 CREDIT = "method.verification_credit=concordance"
-EXPECTED = "method.verification_credit=expected"
 ENGINE = ["engine={name: verl, gpus_per_node: 2}", "policy.path=some/model"]
 
-READ_THERE = [
-    "task", "method", "evaluation_task", "policy.train_vision", "policy.template_options",
-    "episode.turns", "episode.step_threads", "episode.step_timeout_s", "episode.hung_threads",
-    "learner.keep", "learner.optim.schedule", "learner.optim.warmup", "learner.loss.denominator",
-    "learner.loss.ratio", "learner.loss.importance_cap", "learner.loss.drop_truncated",
-    "learner.loss.drop_zero_advantage", "evaluation.second_turn", "evaluation.retries"
-]  # fmt: skip
-"""Settings that our own code reads in verl's processes, of the recipe under ``algorithm.selfverify``."""
-NOT_THERE = [
-    "policy.shared_prefix", "evaluation.batch_problems", "evaluation.on_bad",
-    "evaluation.extractor", "evaluation.score", "evaluation.seed"
-]  # fmt: skip
-"""verl forwards each row with its own prompt; the others are for `selfverify eval` of what it has learnt."""
-VALUES: dict[str, Any] = {
-    "name": "other", "output": "elsewhere", "learner.steps": 70, "stopping": {}, "policy.path": "other/model",
-    "policy.server": {"concurrent": 3}, "policy.device": "cpu", "policy.dtype": "bfloat16",
-    "policy.min_pixels": 3136, "policy.max_pixels": 3136, "policy.lora.targets": ["q_proj"],
-    "policy.template_options": {"enable_thinking": False}, "learner.groups_per_step": 48,
-    "learner.batch.updates_per_rollout": 2, "learner.optim.betas": [0.8, 0.9],
-    "learner.log.trackers": ["wandb"],
-    "learner.optim.channel_rates": {"score": 0.5}, "learner.optim.channels": "separate",
-    "learner.checkpoint.best_metric": "accuracy", "sampling.vllm": {"server_base_url": "http://a:1"},
-    "learner.batch.micro_batch_tokens": None, "policy.lora.dropout": 0.1, "sampling.engine": "vllm",
-}  # fmt: skip
-ALSO: dict[str, dict[str, Any]] = {
-    "sampling.vllm": {"sampling.engine": "vllm"},
-    "sampling.engine": {"sampling.vllm": {"server_base_url": "http://a:1"}},
-    "policy.master_weights": {"policy.dtype": "bfloat16"},
-    "learner.optim.channel_rates": {"learner.optim.channels": "separate"},
-    "learner.checkpoint.best_metric": {"learner.log.evaluate_every": 5},
-    "learner.batch.micro_batch_groups": {"learner.batch.micro_batch_tokens": None},
-}
-"""What has to be set, too, for a setting to mean something."""
+TABLES = read_tables(Path(__file__).with_suffix(".yaml"))
+READ_THERE, NOT_THERE, VALUES, ALSO = (TABLES[name] for name in ("read_there", "not_there", "values", "also"))
 
 
 def settings(model: type[Config] = Recipe, above: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -386,40 +355,7 @@ def test_the_configuration_of_a_recipe() -> None:
     assert "hf_model" not in actor["checkpoint"]["save_contents"], "it would not be the adapter"
 
 
-@pytest.mark.parametrize(
-    ("recipe", "changes", "message"),
-    [
-        (
-            "adpo-digits",
-            [EXPECTED, "engine.options={actor_rollout_ref.model.use_fused_kernels: true}"],
-            "whole rows of logits",
-        ),
-        (
-            "adpo-digits",
-            [EXPECTED, "engine.options={actor_rollout_ref.actor.fsdp_config: {pad_to_length: true}}"],
-            "whole rows of logits",
-        ),
-        (
-            "adpo-digits",
-            [CREDIT, "learner.groups_per_step=9", "sampling.group_size=3"],
-            "multiple of",
-        ),
-        ("adapo-math-sft", [], "learn by rewards"),
-        ("vts-v-verifier-qwen2.5-vl-7b", ["learner.batch.updates_per_rollout=2"], "one update"),
-        ("adapo-digits", [], "engine.response_tokens"),
-        ("adpo-digits", [CREDIT, "engine.mode=async", "learner.loss.importance_cap=null"], "older weights"),
-        ("adpo-digits", [CREDIT, "engine.mode=async"], "GPUs of their own.*rollout.nnodes"),
-        ("adpo-digits", [CREDIT, "engine.options={data.train_batch_size: 3}"], "the recipe says 24"),
-        ("adpo-digits", [CREDIT, "engine.options={+data: {train_batch_size: 3}}"], "the recipe says 24"),
-        ("adpo-digits", [CREDIT, "engine.options={data: 3}"], "the recipe says"),
-        (
-            "adpo-digits",
-            [CREDIT, "engine.options={actor_rollout_ref.actor.entropy_coeff: 0.1}"],
-            "stands in its place",
-        ),
-        ("adpo-digits", [CREDIT, "engine.options={algorithm: {rollout_correction: {a: 1}}}"], "in its place"),
-    ],
-)
+@yaml_cases
 def test_what_verl_cannot_do_is_refused(recipe: str, changes: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         verl_config(load_recipe(recipe, [*ENGINE, *changes]))
@@ -437,14 +373,7 @@ QWEN_7B = {
 @pytest.mark.parametrize(
     "where", [["engine.nodes=1"], ["engine.nodes=8"], ["engine.gpus_per_node=1", "policy.lora={}"]]
 )
-@pytest.mark.parametrize(
-    ("name", "base"),
-    [
-        ("adpo-math-verl", "adpo-math"), ("adpo-grounding-verl", "adpo-grounding"),
-        ("adpo-mobile-verl", "adpo-mobile"), ("adapo-math-verl", "adapo-math"),
-        ("smartsnap-verl", "smartsnap-qwen2.5-7b"),
-    ],
-)  # fmt: skip
+@yaml_cases
 def test_recipes_of_the_papers_fit_verl(tmp_path: Path, name: str, base: str, where: list[str]) -> None:
     """On 8 and on 64 GPUs, and with an adapter on one; all but engine and name is the paper's recipe."""
     plain = load_recipe(name)

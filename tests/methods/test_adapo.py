@@ -23,6 +23,7 @@ from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
 from selfverify.trainer.batch import make_streams, select
+from tables import yaml_cases
 
 
 def group(*kinds: Any) -> Group:
@@ -82,19 +83,7 @@ def test_fixed_rewards_prefer_one_kind(reward: str, better: tuple[int, int]) -> 
     make_method("adapo", reward=reward, fixed_gap=2)
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        (["method.k_01=2"], "0->1 would earn"),
-        (["evaluation.second_turn=Really?"], "adapo trains"),
-        (["evaluation.second_turn=null"], "second turns"),
-        (
-            ["method.name=score", "method.second_turn=Check.", "learner.batch.updates_per_rollout=2"],
-            "REINFORCE",
-        ),
-        (["method.name=score", "method.second_turn=Check.", "learner.steps=50"], "first_stage=50"),
-    ],
-)
+@yaml_cases
 def test_recipes_that_would_learn_something_else_are_refused(changes: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         load_recipe("adapo-digits", changes)
@@ -215,15 +204,7 @@ def test_own_second_turns_are_learnt_where_right_or_where_they_correct() -> None
 # --- training -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("score", {"first_stage": 0}),  # of one step a first stage leaves nothing
-        ("turns-sft", {}),
-        ("adapo-adpo", {"verification_credit": "concordance"}),
-        ("adapo-adpo", {"verification_credit": "expected"}),
-    ],
-)
+@yaml_cases
 def test_a_run(tiny_folder: Path, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     """Through the learner as it is, with an untrained policy's groups."""
     fresh = Policy.load(str(tiny_folder), device="cpu")

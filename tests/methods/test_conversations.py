@@ -34,6 +34,7 @@ from selfverify.rollouts.rollout import Rollout
 from selfverify.tasks.base import DemonstratedTurn, Task, Verdict, user_turn
 from selfverify.trainer.batch import UNTRAINED, TokenStreams, make_streams, select
 from selfverify.trainer.trainer import Trainer
+from tables import yaml_cases
 
 SAMPLING = SamplingConfig(group_size=1)
 
@@ -185,14 +186,7 @@ def test_an_episode_that_fails_takes_no_part(
     assert method.metrics(rollout.groups)["conversation/error"] == 0.5
 
 
-@pytest.mark.parametrize(
-    ("way", "said"),
-    [
-        ("over", r"its demonstration has 2 turns, and its episode is over after 0"),
-        ("silent", "its demonstration has no turns"),
-        ("long", r"a demonstration has \d+ tokens with its prompt, and the model reads \d+"),
-    ],
-)
+@yaml_cases
 def test_a_demonstration_that_cannot_be_learnt_is_named(policy: Policy, way: str, said: str) -> None:
     with pytest.raises(DataError, match=f"problem counting/0: {said}"):
         shown(policy, Failing(way))

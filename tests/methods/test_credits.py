@@ -12,6 +12,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group, Segment, Trajectory, valid_trajectories
 from selfverify.experiments.registry import make_method
+from tables import yaml_cases
 
 MALFORMED, MISSING = "malformed", "missing"
 
@@ -170,22 +171,7 @@ def test_grpo_without_scores_pays_the_answers_format() -> None:
         credits("adpo", of)
 
 
-@pytest.mark.parametrize(
-    ("method", "options", "named"),
-    [
-        ("adpo", {"credit": "entangled", "score_weight": 3.0}, "score_weight: 3"),
-        ("adpo", {"verification": "binary", "gamma": 0.1}, "gamma: 0.1"),
-        ("adpo", {"verification": "binary", "concordance_scale": 2.0}, "concordance_scale: 2"),
-        ("adpo", {"tau_score": 0.3}, "tau_score: 0.3 .* pairwise"),
-        ("adapo", {"fixed_gap": 2}, "fixed_gap: 2 would change nothing: adaptive rewards"),
-        ("adapo", {"reward": "fixed", "fixed_gap": 2}, "fixed_gap: 2 would .*: reward: fixed does not"),
-        ("adapo", {"turn_format_weight": 0.4}, r"turn_format_weight: 0\.4 is not less than 0\.4"),
-        ("score", {"first_turn": "held", "silent_kl": False}, "first_turn: held is held by its KL alone"),
-        ("adapo-adpo", {"credit": "entangled"}, "credit"),
-        ("adapo-adpo", {"k_01": 2.0}, "0->1 would earn"),
-        ("adapo-adpo", {"verification": "binary", "verification_credit": "concordance"}, "binary"),
-    ],
-)
+@yaml_cases
 def test_options_that_change_nothing_or_contradict_are_refused(
     method: str, options: dict[str, Any], named: str
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from selfverify.objectives import RewardShape, dynamic_kl, error_rate, reward_table, trajectory_reward
+from tables import yaml_cases
 
 PAPER = RewardShape()
 
@@ -14,14 +15,7 @@ def table_at(rate: float) -> torch.Tensor:
     return reward_table(torch.tensor(rate), PAPER)
 
 
-@pytest.mark.parametrize(
-    ("rate", "r_00", "r_01", "r_10", "r_11"),
-    [
-        (0.0, -1.0, 0.4, -1.0, 1.6),  # 1 + (0 - 0.6), 1 - (0 - 0.6)
-        (0.6, -1.3, 1.0, -0.7, 1.0),
-        (1.0, -1.5, 1.4, -0.5, 0.6),
-    ],
-)
+@yaml_cases
 def test_rewards_by_hand(rate: float, r_00: float, r_01: float, r_10: float, r_11: float) -> None:
     expected = torch.tensor([[r_00, r_01], [r_10, r_11]])
     torch.testing.assert_close(table_at(rate), expected)
@@ -53,20 +47,7 @@ def test_each_trajectory_earns_its_type() -> None:
     torch.testing.assert_close(trajectory_reward(table, first, second), expected)
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"k_01": 2.0}, "0->1 would earn -0.2 at P = 0"),
-        ({"k_11": -2.5}, "1->1 would earn 0 at P = 1"),
-        ({"k_10": 1.0}, "1->0 would earn 0 at P = 1"),
-        ({"base_00": 0.0}, "0->0 would earn 0 at P = 0"),
-        ({"k_01": -1.0}, "k_01 is -1.0 and has to be >= 0"),  # Table 4's sign
-        ({"k_11": 1.0}, "k_11 is 1.0 and has to be <= 0"),
-        ({"k_10": -0.5}, "k_10"),
-        ({"k_00": 0.5}, "k_00"),
-        ({"threshold": 1.5}, "threshold is 1.5"),
-    ],
-)
+@yaml_cases
 def test_what_would_pay_for_a_wrong_end_is_refused(options: dict[str, float], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         RewardShape(**options)

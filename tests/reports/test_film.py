@@ -43,6 +43,7 @@ from selfverify.visual.traces import VisualTrace
 from selfverify_phone.contents.hostile import TEXTS
 from selfverify_phone.task import PhoneAgents
 from selfverify_phone.templates import TEMPLATES
+from tables import yaml_cases
 
 EVIL = "".join(TEXTS)
 NONE = dict.fromkeys(("sampled", "greedy", "soft"))
@@ -290,15 +291,7 @@ def test_a_step_that_was_taken_back(tmp_path: Path) -> None:
     assert "after step 1" in film["why"] and "\u22120.25 and 0.50" in film["why"]
 
 
-@pytest.mark.parametrize(
-    ("text", "plan"),
-    [
-        ("<think>5</think>crop 1 3 3 6 6<|im_end|>", "5"),
-        ('Hm. <tool_call>{"name": "crop", "arguments": {}}</tool_call>', "Hm."),
-        ('```json\n{"thought": "So \\"so\\".", "action_name": "ocr", "action": {}}\n```', 'So "so".'),
-        ('{"thought": broken', '{"thought": broken'),
-    ],
-)
+@yaml_cases
 def test_plans_without_their_calls(text: str, plan: str) -> None:
     assert plan_of(text, called=not text.endswith("broken")) == plan
 

@@ -22,6 +22,7 @@ from selfverify.reports.film import PageImages
 from selfverify.reports.gallery import gallery
 from selfverify.reports.report import sentence, write_overview, write_report
 from selfverify.reports.run_data import load_run, table
+from tables import yaml_cases
 
 ATTACK = "<script>alert('x')</script>&lt;b&gt;"
 
@@ -318,18 +319,7 @@ def test_a_running_log_may_end_in_half_a_line_but_not_be_corrupt(run_copy):
         load_run(run_copy)
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "said"),
-    [
-        ("metrics.json", '{"after": {"pass@1": "high"}}', r"metrics\.json: after: pass@1: "),
-        ("metrics.json", '{"after": {"metrics": {"a": {}}}}', r"after: metrics: a: curves: "),
-        ("metrics.json", '{"after": {"turns": {"delta": 0.5}}}', "after: turns: "),
-        ("metrics.json", '{"after": ', r"metrics\.json is not valid JSON"),
-        ("metrics.jsonl", '{"step": "x"}\n', r"metrics\.jsonl, line 1: step: "),
-        ("timing.jsonl", '{"step": []}\n', r"timing\.jsonl, line 1: step: "),
-        ("gallery/problems.json", '[{"id": "p", "regions": 3}]', r"0: regions: .* but is 3"),
-    ],
-)
+@yaml_cases
 def test_files_of_another_shape_are_refused(run_copy, tmp_path, file, text, said):
     (run_copy / file).write_text(text)
     with pytest.raises(DataError, match=said):

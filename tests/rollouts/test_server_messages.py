@@ -11,6 +11,7 @@ from selfverify.core.trajectory import Finish
 from selfverify.rollouts.server_sampler import ServerMessages
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.tool_calls import ToolCalls, read_calls
+from tables import yaml_cases
 
 
 def called(function: Any) -> ToolCalls:
@@ -27,13 +28,6 @@ def test_arguments_that_are_not_there_are_none(arguments: Any) -> None:
     assert call.arguments == {}
 
 
-@pytest.mark.parametrize(
-    ("function", "why"),
-    [
-        ({"name": "tap", "arguments": "{"}, "its arguments are no JSON"),
-        ({"arguments": "{}"}, "it names no function"),
-        (None, "it names no function"),
-    ],
-)
+@yaml_cases
 def test_what_is_no_call_says_why(function: Any, why: str) -> None:
     assert why in called(function).error

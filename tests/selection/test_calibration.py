@@ -11,6 +11,7 @@ import pytest
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.selection.calibration import Calibration, Fusion, fit_calibration, fusion_of, risk_threshold
+from tables import yaml_cases
 
 NAN = float("nan")
 
@@ -54,16 +55,7 @@ def test_threshold_by_hand():
         risk_threshold(probability, correct, 2)
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"x": [0.3, 0.1]}, "x has to rise"),
-        ({"temperature": 0}, "temperature: .*, not 0"),
-        ({"kind": "magic"}, "'magic'"),
-        ({"extra": 1}, "extra: "),
-        ({"format": 2}, "format: .*, not 2"),
-    ],
-)
+@yaml_cases
 def test_a_broken_file_is_named(tmp_path, change, complaint):
     path = tmp_path / "calibration.json"
     Calibration("isotonic", (0.1, 0.2), (0.0, 1.0)).save(path)

@@ -28,6 +28,7 @@ from selfverify.selection.strategies import (
     expected_correctness,
     find_strategy,
 )
+from tables import yaml_cases
 
 NAN = float("nan")
 
@@ -307,17 +308,7 @@ def test_clustering_of_many_problems_equals_the_plain_loop():
 # --- free answers -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "one", "other"),
-    [
-        ("text", "A red  Car.", "a red car"),
-        ("text", "1,234.50", "1234.5"),
-        ("text", "3.0", "+3"),
-        ("text", "50.0%", "50%"),
-        ("set", "3, 4 7", "[7 4 3]"),
-        ("set", "3.0 blue", "Blue 3"),
-    ],
-)
+@yaml_cases
 def test_same(kind, one, other):
     assert read_answer(one, kind)[1] == read_answer(other, kind)[1] is not None
 

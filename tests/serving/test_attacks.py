@@ -33,6 +33,7 @@ from serving_servers import (
     tagged,
     used,
 )
+from tables import yaml_cases
 
 
 def test_at_the_deadline_what_was_finished_is_chosen_from() -> None:
@@ -191,14 +192,7 @@ def test_requests_leave_nothing_for_the_garbage_collector() -> None:
     assert served(FakeUpstream(), use) < 40  # before there were 32 for each request
 
 
-@pytest.mark.parametrize(
-    ("host", "keys", "status"),
-    [
-        ("localhost:1", None, 200), ("[::1]:1", None, 200), ("a.LocalHost.", None, 200),
-        ("127.9.9.9", None, 200), ("evil.example", ["k"], 200), ("evil.example", None, 403),
-        ("localhost.evil", None, 403), ("0.0.0.0", None, 403), ("10.0.0.1:80", None, 403),
-    ],
-)  # fmt: skip
+@yaml_cases
 def test_a_page_cannot_lend_the_loopback_its_name(host: str, keys: list[str] | None, status: int) -> None:
     async def use(session: aiohttp.ClientSession, url: str, _: Gateway) -> list[int]:
         found = []

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from selfverify.cli.main import app
 from selfverify.serving.config import SolveConfig
 from serving_servers import FakeUpstream, Loop, question
+from tables import yaml_cases
 
 
 def test_it_serves_and_finishes_what_it_began(servers: Loop, tmp_path: Path) -> None:
@@ -61,19 +62,7 @@ def test_it_serves_and_finishes_what_it_began(servers: Loop, tmp_path: Path) -> 
         process.wait()
 
 
-UPSTREAM = ["--upstream", "http://127.0.0.1:9"]
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        ([], "either --model"),
-        (["--model", "builtin:digits", "--upstream", "http://127.0.0.1:9"], "either --model"),
-        (["--upstream", "nonsense"], "no address"),
-        ([*UPSTREAM, "--verifier", "greedy"], "no verifier 'greedy'"),
-        ([*UPSTREAM, "--judge", "judge:m"], "needs"),
-    ],
-)
+@yaml_cases
 def test_what_cannot_work_is_refused(words: list[str], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selfverify.serving.server.run", lambda main: pytest.fail("it serves"))
     shown = CliRunner().invoke(app, ["serve", *words])
@@ -83,24 +72,7 @@ def test_what_cannot_work_is_refused(words: list[str], text: str, monkeypatch: p
 # --- settings -----------------------------------------------------------------------------------------------
 
 
-HERE = {"backend": {"model": "m"}}
-
-
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({"asked": {}}, "a question is missing"),
-        ({"asked": {"question": "x", "save_image": "x.png"}}, "a question is missing"),
-        ({"asked": {"question": "x", "task": "digits-pick"}}, "`task` brings its own"),
-        ({"asked": {"image": ["x.png"], "task": "digits-pick"}}, "`task` brings its own"),
-        ({"answerer": {"server": "s"}, "drawing": {"turns": 2}}, "`turns` 2 needs a model"),
-        ({"answerer": {"server": "s"}, "choosing": {"n": 257}}, "at most 256"),
-        ({"choosing": {"n": 1025}}, "1024"),
-        ({"choosing": {"strategy": "oracle"}}, "analysis only"),
-        ({"choosing": {"calibration": "c", "stop": "beta"}}, "full sets of samples"),
-        ({"choosing": {"calibration": "c", "budget_tokens": 9}}, "full sets of samples"),
-    ],
-)
+@yaml_cases
 def test_solve(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(ValidationError, match=text):
         SolveConfig.model_validate({"asked": {"question": "x"}} | fields)

@@ -30,6 +30,7 @@ from serving_servers import (
     served,
     tagged,
 )
+from tables import yaml_cases
 
 
 def scripted(*lines: str) -> FakeUpstream:
@@ -68,17 +69,7 @@ def streamed_text(fake: FakeUpstream, body: Body, settings: GatewayConfig) -> st
     return "".join(c["choices"][0]["delta"].get("content") or "" for c in parts if c["choices"])
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        (tagged("# Title\n\n1. *one*"), "# Title\n\n1. *one*"),
-        ("<Think>.</THINK>\n<Answer>9</ANSWER><Score>0.4</sCORE>", "9"),
-        ("<Answer>9</Answer", "9"),
-        ("<Think>half of a", ""),
-        ("9 <Score>0.4</Score>", "9"),
-        ("<think>a</think><answer>nine</answer><answer>ten</answer>", "ten"),  # malformed: nobody's answer
-    ],
-)
+@yaml_cases
 def test_clients_that_know_nothing_see_no_tags(text: str, shown: str) -> None:
     fake = FakeUpstream(write=lambda body, i: text)
     _, reply = ask(fake, question(), DEFAULT_CLIENTS)
@@ -196,13 +187,7 @@ def test_a_slow_body_keeps_to_the_timeout() -> None:
     assert b"408" in served(FakeUpstream(), use, GatewayConfig(timeout=0.2))
 
 
-@pytest.mark.parametrize(
-    ("fault", "status", "code"),
-    [
-        (500, 500, "upstream_error"), (429, 429, "upstream_error"), (401, 502, "upstream_refused_key"),
-        ("garbage", 502, "bad_reply"), ("cut", 502, "cut_off"), ("slow", 504, "timeout"),
-    ],
-)  # fmt: skip
+@yaml_cases
 def test_an_upstream_that_fails(fault: Any, status: int, code: str) -> None:
     fake = FakeUpstream(fault=lambda body: fault, knows_streams=False)
     waits = (1.0, 0.3) if fault == "slow" else (60.0, 30.0)

@@ -30,6 +30,7 @@ from selfverify.serving.local import Local
 from selfverify.serving.visual import VisualGate
 from selfverify.visual.config import VisualConfig
 from serving_servers import CHAT, Body, FakeUpstream, Loop, data_url, png, tagged
+from tables import yaml_cases
 
 CROP = {"image_index": 1, "bounding_box": [0, 0, 500, 500]}
 STEP = json.dumps({"thought": "Closer.", "action_name": "crop", "action": CROP})
@@ -107,24 +108,7 @@ def test_what_a_request_may_say(servers: Loop) -> None:
     assert choice["looks"][0]["images"] == [] and "is not shown" in json.dumps(fake.seen[-1]["messages"])
 
 
-@pytest.mark.parametrize(
-    ("look", "more", "param"),
-    [
-        ({"verifier": "/etc"}, {}, "look.verifier"),
-        ({"max_steps": 4}, {}, "look.max_steps"),
-        ({"max_steps": 0}, {}, "look.max_steps"),
-        ({"max_steps": "3"}, {}, "look.max_steps"),
-        ({"epsilon": 1}, {}, "look.epsilon"),
-        ({"rule": "signed", "stop": "after:1"}, {}, "look.rule"),
-        ({"tools": ["ocr"]}, {}, "look.tools"),
-        ({"stop": "soon"}, {}, "look.stop"),
-        ({"stop": "verifier"}, {}, "look.stop"),
-        ({"max_visual_tokens": 101}, {}, "look.max_visual_tokens"),
-        ({}, {"tools": [{"type": "function"}]}, "tools"),
-        ({}, {"messages": [{"role": "user", "content": "Hi"}]}, "look"),
-        ({}, {"best_of": {"verifier": "judge"}}, "best_of.verifier"),
-    ],
-)
+@yaml_cases
 def test_what_is_refused(servers: Loop, look: Body, more: Body, param: str) -> None:
     """Before the server is asked, with the field."""
     fake = FakeUpstream(write=looks_once)
@@ -340,17 +324,7 @@ def test_a_model_that_runs_here() -> None:
         ] == "errors"
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--max-steps", "2"], "--max-steps needs --look"),
-        (["--look", "--stop-looking", "verifier"], "needs the verifier's folder"),
-        (["--look", "--turns", "2"], "take one"),
-        (["--look", "--server", "http://127.0.0.1:9", "--verifier", "judge"], "reads the scores"),
-        (["--look", "--tool", "rotate"], "no tool 'rotate'"),
-        (["--look", "--stop-looking", "delta"], "no rule 'delta'"),
-    ],
-)
+@yaml_cases
 def test_settings_that_do_not_go_together(words: list[str], said: str) -> None:
     """Each is named before anything is asked."""
     shown = run("solve", "--task", "digits-pick", *words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import requests
 from yarl import URL
 
 from serving_servers import CHAT, Body, FakeUpstream, data_url, png, question
+from tables import read_tables
 
 SMALL, VERIFY = data_url(png()), "verify"
 
@@ -27,79 +29,30 @@ def said(content: Any, **more: Any) -> Body:
     return {"messages": [{"role": "user", "content": content, **more}]}
 
 
-BY_BOTH: list[tuple[str, list[Body], str]] = [
-    *[(CHAT, [{"stream": v} for v in ("yes", "true", "false", "", 1, 0, 1.0, [], {})], "stream")],
-    (CHAT, [{"logprobs": v} for v in ("false", 0, 1)], "logprobs"),
-    (CHAT, [{"n": v} for v in ("2", True, 2.0, 2.5, [2], 0, -1, 129, 10**30)], "n"),
-    (CHAT, [{"n": 65, "model": "m@plain"}, {"n": 5, "best_of": {"n": 2}}], "n"),
-    (CHAT, [{"seed": v} for v in ("5", True, 5.0, 1.5, 2**64)], "seed"),
-    (CHAT, [{"temperature": v} for v in ("0.5", True, [0.5], 3, -0.1, 1e-300)], "temperature"),
-    (CHAT, [{"top_p": v} for v in ("9", 0, 1.1)], "top_p"),
-    (CHAT, [{"max_tokens": v} for v in ("9", 0, -5, 5.5, 10**25)], "max_tokens"),
-    (CHAT, [{"max_completion_tokens": "9"}, {"max_tokens": 5, "max_completion_tokens": 9}],
-     "max_completion_tokens"),
-    (CHAT, [{"logprobs": True, "top_logprobs": v} for v in ("9", 21, -1, 2.5)], "top_logprobs"),
-    (CHAT, [{"top_logprobs": 3}, {"top_logprobs": 3, "logprobs": False}], "top_logprobs"),
-    (CHAT, [{"stream_options": {"include_usage": True}}], "stream_options"),
-    (CHAT, [{"stream": True, "stream_options": v} for v in ("x", {"continuous": True})], "stream_options"),
-    (CHAT, [{"stream": True, "stream_options": {"include_usage": v}} for v in ("no", 1)],
-     "stream_options.include_usage"),
-    (CHAT, [{"stop": 5}, {"stop": ["x"] * 17}], "stop"),
-    (CHAT, [{"stop": v} for v in ("", [""], [["a"]])], "stop.0"),
-    (CHAT, [{"model": v} for v in (5, "", "m" * 600, ["m"], "m@bo8strategy", "m@plain,n=2")], "model"),
-    (CHAT, [{"messages": v} for v in ([], {}, "hi", None)], "messages"),
-    (CHAT, [{"messages": ["hi"]}], "messages.0"),
-    (CHAT, [{"best_of": v} for v in (0, "8", True, [])], "best_of"),
-    (CHAT, [{"best_of": {"n": v}} for v in ("2", True, 2.0, 0, 1000, None)], "best_of.n"),
-    (CHAT, [{"model": "m@bo0"}], "best_of.n"),
-    (CHAT, [{"best_of": {"plain": v}} for v in ("no", 0, 1)], "best_of.plain"),
-    (CHAT, [{"best_of": {"samples": v}} for v in ("yes", 1)], "best_of.samples"),
-    (CHAT, [{"best_of": {"instruction": "off"}}], "best_of.instruction"),
-    (CHAT, [{"best_of": {"confidence": v}} for v in ("0.9", 2)], "best_of.confidence"),
-    (CHAT, [{"best_of": {"temperature": 5e-324}}], "best_of.temperature"),
-    (CHAT, [{"best_of": {"verifier": v}} for v in ("no", "fused:nan", "fused:x", "fused:1e308", "fused")],
-     "best_of.verifier"),
-    (CHAT, [{"best_of": {"colour": 1}}, {"model": "m@bo2,colour=1"}], "best_of.colour"),
-    (CHAT, [{"best_of": {"strategy": "oracle"}}, {"model": "m@bo8,strategy=nice"}], "best_of.strategy"),
-    (CHAT, [{"look": {}}, {"look": "x"}], "look"),
-    (CHAT, [{"continue_final_message": "yes"}], "continue_final_message"),
-    *[(CHAT, [{name: 1}], name) for name in ("temprature", "bestof", "best-of", "max_token", "Temperature")],
-    (VERIFY, [{"verifier": v} for v in (1, "nobody", "inline", "none")], "verifier"),
-    (VERIFY, [{"answer": v} for v in (7, [], "", ["7", " "], ["7"] * 65)], "answer"),
-    (VERIFY, [{"answer": [["7"]]}], "answer.0"),
-    (VERIFY, [{"n": 1}], "n"),
-]  # fmt: skip
-"""Fields that replace those of a request, and the one that is named."""
+Refused = list[tuple[str, str, Body]]
+"""Paths, fields that are named, and bodies that are refused for them, as what differs from a right one."""
 
-CONTENT = "messages.0.content"
-HERE: list[tuple[str, list[Body], str]] = [
-    *[(CHAT, [{name: value}], name) for name, value in {
-        "tools": [{"type": "function"}], "tool_choice": {"type": "function", "function": {"name": "no"}},
-        "functions": "x", "response_format": {"type": "json_object"}, "frequency_penalty": 0.5, "top_k": 1,
-        "repetition_penalty": 1.5, "guided_choice": ["a", "b"], "logit_bias": {"5": -100}, "echo": True,
-        "reasoning_effort": "high", "min_p": 0.1, "ignore_eos": True, "chat_template_kwargs": {"a": False},
-         "modalities": ["text", "audio"], "foo": 1, "a\r\nSet-Cookie: x": 1,
-        "do_sample": False, "enable_thinking": False, "fooo": 0,
-    }.items()],
-    (CHAT, [said(v) for v in (None, 5, [], {"type": "text", "text": "x"})], CONTENT),
-    (CHAT, [said([v]) for v in ("x", {"type": "video"}, {"type": "text", "text": None})], f"{CONTENT}.0"),
-    (CHAT, [said([{"type": "text", "text": "x", "bold": True}])], f"{CONTENT}.0.bold"),
-    (CHAT, [{"messages": [{"role": v, "content": "x"}]} for v in ("robot", None, {}, "tool")],
-     "messages.0.role"),
-    (CHAT, [said("x", name="bob")], "messages.0.name"),
-    (CHAT, [said("x", tool_calls=[{"id": "a"}])], "messages.0.tool_calls"),
-    (CHAT, [shown("https://example.org/cat.png"), shown(data_url(png((300, 300))[:200]))],
-     f"{CONTENT}.1.image_url"),
-    (CHAT, [shown(v) for v in (5, None, "")], f"{CONTENT}.1.image_url.url"),
-    (CHAT, [shown(SMALL, detail="low")], f"{CONTENT}.1.image_url.detail"),
-    (CHAT, [shown(data_url(png((1, 3000))))], "messages"),
-    (CHAT, [{"max_tokens": 10**9}], "max_tokens"),
-    (CHAT, [{"best_of": {"verifier": "judge:/etc"}}], "best_of.verifier"),
-    (CHAT, [{"continue_final_message": True}], "continue_final_message"),
-    (CHAT, [{"add_generation_prompt": False}], "add_generation_prompt"),
-    (CHAT, [{"model": "m@plain", "continue_final_message": True}], "messages.0.role"),
-    (VERIFY, [said(None)], CONTENT),
-]  # fmt: skip
+IMAGE = "messages.0.content.1.image_url"
+IMAGES: Refused = [
+    *[(CHAT, IMAGE, shown(v)) for v in ("https://example.org/cat.png", data_url(png((300, 300))[:200]))],
+    *[(CHAT, f"{IMAGE}.url", shown(v)) for v in (5, None, "")],
+    (CHAT, f"{IMAGE}.detail", shown(SMALL, detail="low")),
+    (CHAT, "messages", shown(data_url(png((1, 3000))))),
+]
+LONG: Refused = [(CHAT, "model", {"model": "m" * 600}), (VERIFY, "answer", {"answer": ["7"] * 65})]
+
+
+def table(name: str) -> Refused:
+    """A part of the table, in which a field's wrong values stand for bodies with nothing else."""
+    found: Refused = []
+    for path, fields in read_tables(Path(__file__).with_suffix(".yaml"))[name].items():
+        for field, wrong in fields.items():
+            for value in wrong.get("values", []):
+                for key in reversed(field.split(".")):
+                    value = {key: value}
+                found.append((path, field, value))
+            found += [(path, field, body) for body in wrong.get("bodies", [])]
+    return found
 
 
 def sent(url: str, path: str, body: Any, **headers: str) -> requests.Response:
@@ -116,18 +69,19 @@ def told(reply: requests.Response) -> tuple[int, Any, Any]:
     return reply.status_code, error["param"], error["code"]
 
 
-def refused(url: str, table: list[tuple[str, list[Body], str]]) -> None:
+def refused(url: str, given: Refused) -> None:
     bases: dict[str, Body] = {CHAT: question(max_tokens=4), VERIFY: question(answer="7")}
-    for path, bodies, param in table:
-        for body in bodies:
-            reply = sent(url, path, {**bases[path], **body})
-            assert told(reply)[:2] == (400, param), (body, reply.text)
+    for path, field, body in given:
+        reply = sent(url, path, {**bases[path], **body})
+        assert told(reply)[:2] == (400, field), (body, reply.text)
 
 
 def test_fields_that_are_refused(before: str, here: str, fake: FakeUpstream) -> None:
     """As OpenAI's API does: ``"no"`` would be true, and ``true`` one answer. Nothing is dropped."""
-    refused(here, BY_BOTH + HERE)
-    refused(before, BY_BOTH)
+    by_both = table("everywhere") + LONG
+    assert len(by_both) > 100
+    refused(here, by_both + table("own_model") + IMAGES)
+    refused(before, by_both)
     assert fake.seen == []
 
 

@@ -12,6 +12,7 @@ from aiohttp import web
 from selfverify.clients.candidates import Growing
 from selfverify.serving.app import Gateway
 from serving_servers import Body, FakeUpstream, question, served
+from tables import yaml_cases
 
 CALLS: list[Body] = [
     {"index": 0, "id": "a", "type": "function", "function": {"name": "tap", "arguments": "{}"}, "more": 1},
@@ -146,19 +147,7 @@ def piece(arguments: str | None, name: str | None = None, **more: Any) -> Body:
     return {"index": 0, "function": function, **more}
 
 
-@pytest.mark.parametrize(
-    ("pieces", "calls"),
-    [
-        # Each piece has an id of its own, and the first one a name.
-        ([piece("", "tap", id="a0"), piece('{"a":', id="a1"), piece("1}", id="a2")], ['a0 tap {"a":1}']),
-        ([piece(None, "tap", id="a"), piece("{}", id=""), piece("", id=None)], ["a tap {}"]),
-        ([piece("{}", "tap", id="a"), piece("{}", "tap", id="b")], ["a tap {}", "b tap {}"]),
-        ([piece("{}", "tap"), piece("{}", "wait")], ["None tap {}", "None wait {}"]),
-        ([piece("", "ta", id="a"), piece("", "p"), piece("{}", "")], ["a tap {}"]),
-        ([piece("", "tap", id="a"), piece("{", "tap", id="a"), piece("}", "tap", id="a")], ["a tap {}"]),
-        ([piece("", "tap"), piece("{}", id="late")], ["late tap {}"]),
-    ],
-)
+@yaml_cases
 def test_pieces_of_calls_as_servers_send_them(pieces: list[Body], calls: list[str]) -> None:
     found = [(call.get("id"), call["function"]) for call in grown(*pieces)]
     assert [f"{name} {said['name']} {said['arguments']}" for name, said in found] == calls

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from data_files import huge_png
 from selfverify.cli.options import with_file
 from selfverify.clients.openai_client import ServerConfig, server_url
 from selfverify.connectors.openenv import base_url
@@ -17,6 +16,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.serving.config import BackendConfig, ServeConfig
 from selfverify.serving.schemas import ApiError, Picture, take_images
 from serving_servers import data_url, png
+from tables import yaml_cases
 
 
 def take(url: Any, most_pixels: int = 20_000_000, count: int = 1) -> list[Picture]:
@@ -34,25 +34,7 @@ def test_an_image_is_taken() -> None:
         assert take(head + data_url(png()).partition(",")[2]) == take(data_url(png()))
 
 
-@pytest.mark.parametrize(
-    ("url", "code", "status"),
-    [
-        (data_url(b"no image"), "invalid_image", 400),
-        (data_url(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), "invalid_image", 400),
-        (data_url(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), "invalid_image", 400),
-        (data_url(png()[:20]), "invalid_image", 400),
-        ("data:image/png;base64,!!!!", "invalid_image", 400),
-        ("data:image/png,abc", "invalid_image", 400),
-        ("data:text/html;base64,YQ==", "invalid_image", 400),
-        (data_url(huge_png(10_000, 10_000)), "image_too_large", 413),
-        (data_url(huge_png(4480, 4480)), "image_too_large", 413),  # over 20 million pixels
-        (data_url(huge_png(60_000, 60_000)), "image_too_large", 413),
-        ("https://example.org/cat.png", "remote_image_refused", 400),
-        ("file:///etc/passwd", "remote_image_refused", 400),
-        ("", "invalid_value", 400),
-        (None, "invalid_value", 400),
-    ],
-)
+@yaml_cases
 def test_images_that_are_refused(url: Any, code: str, status: int) -> None:
     with pytest.raises(ApiError) as caught:
         take(url)
@@ -85,28 +67,14 @@ def refused(tmp_path: Path, text: str, typed: dict[str, Any] | None = None) -> s
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("value", "place"),
-    [
-        ("!!binary sk-7f3a9c-very+secret", ""),
-        ("!!int sk-7f3a9c-very+secret", "does not fit its tag"),
-        ("*sk-7f3a9c-very+secret", "undefined alias"),
-        ('"sk-7f3a9c-very+secret\\0"', "null character"),
-    ],
-)
+@yaml_cases
 def test_a_broken_file_is_not_quoted(tmp_path: Path, value: str, place: str) -> None:
     said = refused(tmp_path, f"gateway:\n  api_key_file: {value}\n")
     assert "sk-" not in said and "secret" not in said.replace(str(tmp_path), "")
     assert "gateway.yaml" in said and place in said
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        *("http://me:pw-1@h:1/v1", "https://me@h/", "http://h/v1?key=pw-1", "http://h/#pw-1", "me:pw-1@h"),
-        *("http://me:pw-1@[::1", "ftp://me:pw-1@h", "http://me:pw-1@"),
-    ],
-)
+@yaml_cases
 def test_no_address_holds_a_password(url: str) -> None:
     """Of model servers, of environments and of upstreams; and no message says it."""
     for read in (server_url, base_url, lambda url: BackendConfig(upstream=url)):

@@ -37,6 +37,7 @@ from selfverify.verifiers.make_verifier import make_verifier
 from selfverify.verifiers.policy_verifiers import Inline
 from selfverify.verifiers.server_judge import ServerJudge
 from serving_servers import Body, FakeUpstream, Loop, tagged
+from tables import yaml_cases
 
 
 @pytest.fixture
@@ -98,21 +99,7 @@ def test_a_tasks_image_round_trips(tmp_path: Path, scripted: list[str]) -> None:
     assert "2 of 2 candidates gave it" in " ".join(shown.output.split())
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["--image", "{note}", "Why?"], "none of the formats"),
-        (["--image", "{huge}", "Why?"], "pixels"),
-        (["--strategy", "bst", "Why?"], "no strategy 'bst'"),
-        (["--stop", "soon", "Why?"], "'soon'"),
-        (["--task", "grounding"], "reads files of its own"),
-        (["--task", "digit-pick"], "no task 'digit-pick'"),
-        (["--answers", "maths", "Why?"], "one of 'text'"),
-        (["--image", "nowhere.png", "Why?"], "No such file"),
-        (["--verifier", "guess", "Why?"], "no verifier 'guess'"),
-        (["--vote-temperature", "0", "Why?"], "temperature"),
-    ],
-)
+@yaml_cases
 def test_bad_requests(words: list[str], complaint: str, scripted: list[str], tmp_path: Path) -> None:
     (tmp_path / "note.png").write_bytes(b"no image")
     (tmp_path / "huge.png").write_bytes(huge_png(20_000, 20_000))

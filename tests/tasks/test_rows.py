@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tasks.pointing.test_grounding import FORMS
 from tests.tasks.row_data import grounding, grounding_row, mobile, mobile_row, mutated
 
 from data_files import write_jsonl
@@ -22,6 +21,7 @@ from selfverify.tasks.grounding import Grounding
 from selfverify.tasks.math import Math, MathConfig
 from selfverify.tasks.mobile import Mobile
 from selfverify.tasks.row_task import DataFileConfig
+from tables import read_tables, yaml_cases
 
 ROWS = [{"id": f"r{i}", "question": "?", "answer": "1"} for i in range(5)]
 
@@ -62,22 +62,7 @@ def test_images_open_when_their_problem_is_made(tmp_path: Path) -> None:
     assert task.problem("test", 0, 0).images[0].size == (100, 50)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"images": ["dog.png", "dog.png"]}, "2 images where one is needed"),
-        ({"images": [7]}, "an image is 7: neither a path"),
-        ({"images": None}, "0 images where one is needed"),
-        ({"question": ""}, "its question is missing"),
-        ({"question": ["?"]}, r"its question is \['\?'\]"),
-        ({"box": None}, "its box is missing"),
-        ({"box": [1, 2, 3]}, "its box is .*, not four numbers"),
-        ({"box": [20, 20, 102, 40]}, "reaches out of the image"),
-        ({"width": 50, "height": 25, "box": [1, 2, 3, 4]}, "its image is 100 x 50, the file says 50 x 25"),
-        ({"categories": {"kind": [3.5, {}]}}, "its kind is {}"),
-        ({"categories": ["kind"]}, r"its categories is \['kind'\]"),
-    ],
-)
+@yaml_cases
 def test_broken_rows_are_named(changes: dict[str, Any], message: str) -> None:
     task = grounding(grounding_row(), grounding_row(**changes))
     with pytest.raises(DataError, match=rf"grounding/test/dog: .*{message}"):
@@ -144,21 +129,7 @@ def test_rows_in_memory_are_chosen_from_as_a_files_are(
     assert broken.count("train") == given.count("train") + ("solved" not in options)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"question": 0}, "its question is 0"),
-        ({"question": math.nan}, "its question is missing"),
-        ({"question": -math.inf}, "its question is -inf"),
-        ({"answer": math.inf}, "its answer is inf"),
-        ({"alternatives": [math.nan]}, "its answer is nan"),
-        ({"options": {"A": 1, "B": math.inf}}, "its option B is inf"),
-        ({"options": 3}, "its options is 3, not a list"),
-        ({"categories": "maths"}, "its categories is 'maths', not values by column"),
-        ({"categories": {"level": math.inf}}, "its level is inf"),
-        ({"hint": ["think"]}, r"its hint is \['think'\]"),
-    ],
-)
+@yaml_cases
 def test_wrong_values_of_questions_are_named(changes: dict[str, Any], message: str) -> None:
     row = {"id": "r", "question": "How many?", "answer": "1"}
     with pytest.raises(DataError, match=rf"math/test/r: {message}"):
@@ -222,7 +193,10 @@ def judged(task: Grounding | Mobile, problem: Any, text: str) -> Verdict | None:
 
 
 def box_seeds() -> list[str]:
-    forms = [form.replace("30.5", "600").replace("10", "200").replace("20,", "400,") for form in FORMS]
+    written = read_tables(Path(__file__).parent / "pointing/test_grounding.yaml")["test_every_form_is_read"][
+        "text"
+    ]
+    forms = [form.replace("30.5", "600").replace("10", "200").replace("20,", "400,") for form in written]
     return [f"<think>a dog</think><answer>{form}</answer><score>0.5</score>" for form in forms]
 
 

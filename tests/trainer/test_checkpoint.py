@@ -31,6 +31,7 @@ from selfverify.trainer.checkpoint import (
     restore_rng,
 )
 from selfverify.trainer.state import load_matching, pack, unpack
+from tables import read_tables
 
 
 class Training:
@@ -348,14 +349,7 @@ def test_killed_at_any_moment_the_newest_one_loads(tmp_path: Path) -> None:
 # --- weights into a live model ------------------------------------------------------------------------------
 
 
-SMALL = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-}
+SMALL = read_tables(Path(__file__).with_suffix(".yaml"))["small"]
 
 
 def llama(seed: int, **changes: Any) -> LlamaForCausalLM:

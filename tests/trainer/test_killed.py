@@ -36,6 +36,7 @@ from selfverify.policy.tiny_models import write_tiny
 from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.digits import DigitsSum, DigitsSumConfig
 from selfverify.trainer.rollout_source import wants_log
+from tables import yaml_cases
 from updating import trainer_config
 
 CHANCE = random.SystemRandom()
@@ -220,17 +221,7 @@ def test_logging_changes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "again" / "rollouts").exists()
 
 
-@pytest.mark.parametrize(
-    ("wanted", "repeatable", "limits", "logged"),
-    [
-        ("auto", True, {}, False),
-        ("auto", False, {}, True),
-        ("auto", True, {"step_threads": 1}, True),
-        ("auto", True, {"rollout_timeout_s": 9.0}, True),
-        ("never", False, {"step_threads": 1}, False),
-        ("recent", True, {}, True),
-    ],
-)
+@yaml_cases
 def test_who_logs_by_default(
     wanted: Any, repeatable: bool, limits: dict[str, Any], logged: bool, tmp_path: Path
 ) -> None:

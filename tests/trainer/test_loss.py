@@ -20,6 +20,7 @@ from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.trainer.batch import TokenStreams, make_streams, pair_weights
 from selfverify.trainer.loss import LossComputer, MicroBatch, Slice, micro_batches, row_slices
+from tables import yaml_cases
 from updating import trainer_config, update
 
 
@@ -322,14 +323,7 @@ def test_groups_that_are_no_pairs_are_errors(load_policy: Any) -> None:
         pair_weights([group])
 
 
-@pytest.mark.parametrize(
-    ("objective", "settings", "message"),
-    [
-        ("surogate", {}, "no objective 'surogate'; there are: surrogate, like"),
-        ("pairwise", {"optim__channels": "separate"}, "pairwise compares whole trajectories"),
-        ("pairwise", {"log__channels_every": 2}, "pairwise compares whole trajectories"),
-    ],
-)
+@yaml_cases
 def test_objectives_that_cannot_be_computed(objective: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LossComputer(ALONE, trainer_config(**settings), objective)

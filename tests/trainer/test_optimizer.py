@@ -14,6 +14,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.trainer_config import OptimConfig, TrainerConfig
 from selfverify.trainer.checkpoint import CheckpointManager
 from selfverify.trainer.optim import ChannelOptimizer, learning_rate_factor, make_optimizer
+from tables import yaml_cases
 
 SCHEDULER = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
 HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
@@ -42,15 +43,7 @@ def test_settings_reach_adamw_and_frozen_weights_do_not() -> None:
     assert group["param_names"] == ["0.weight", "0.bias", "1.weight"]
 
 
-@pytest.mark.parametrize(
-    ("schedule", "factors"),
-    [
-        ("constant", {2: 1, 7: 1, 12: 1}),
-        ("linear", {2: 1, 7: 0.5, 12: 0}),
-        ("cosine", {2: 1, 7: 0.5, 12: 0}),
-        ("stable_decay", {2: 1, 7: 1, 10: 1, 11: 0.5, 12: 0}),
-    ],
-)
+@yaml_cases
 def test_the_rate_rises_and_then_follows_its_schedule(schedule: str, factors: dict[int, float]) -> None:
     factor = learning_rate_factor(
         TrainerConfig.model_validate({"steps": 12, "optim": {"warmup": 2, "schedule": schedule}})

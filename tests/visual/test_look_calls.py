@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from selfverify.core.episode import Call, PolicyTurn
 from selfverify.core.trajectory import Finish
 from selfverify.visual.calls import VisualCall, read_look_call
+from tables import yaml_cases
 
 
 def read(text: str, finish: Finish = Finish.STOP, questions: int = 1) -> VisualCall:
@@ -22,25 +23,14 @@ ACTION = '"action": {"image_index": 1, "bounding_box": [1, 2, 3, 4]}}'
 VTS = '{"thought": "The \\"sign\\".", "action_name": "crop", ' + ACTION
 
 
-@pytest.mark.parametrize(
-    ("text", "plan"),
-    [
-        (VTS, '{"thought": "The \\"sign\\"."'),
-        (f"I look.\n```json\n{VTS}\n```", 'I look.\n```json\n{"thought": "The \\"sign\\"."'),
-        ("<think>{ }</think>" + VTS, '<think>{ }</think>{"thought": "The \\"sign\\"."'),
-        (f"I look. <tool_call>\n{BODY}\n</tool_call>", "I look. "),
-        (f"<think>hm</think><tool_call>{BODY}</tool_call>", "<think>hm</think>"),
-        (f"I look.\n```json\n{BODY}\n```", "I look.\n"),
-        (f"```json\n{BODY}\n```", ""),
-        (f"I look. <|python_tag|>{BODY}", "I look. "),
-        (BODY, ""),
-        ("crop 1 1 2 3 4", ""),
-        ("<think>7</think>crop 1 1 2 3 4", "<think>7</think>"),
-        ('Closer.<grounding>{"bbox_2d": [1, 2, 3, 4], "source": "original_image"}</grounding>', "Closer."),
-    ],
-)
+def spelled(text: str) -> str:
+    return text.replace("VTS", VTS).replace("BODY", BODY)
+
+
+@yaml_cases
 def test_forms(text: str, plan: str) -> None:
     """Each form gives the same call; the plan ends with the thought, or where the call begins."""
+    text = spelled(text)
     found = read(text)
     assert found.call == CROP and not found.error and text[: found.action_start] == plan
 
@@ -87,40 +77,16 @@ def test_qwen3_vl_counts_from_0() -> None:
         assert "the question's images are 0 to 1" in read(zoom % number, questions=2).error
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "It is 5.", "", "crop 1 1 2 3", "I crop 1 1 2 3 4", '{"answer": 5}', "```json\n[1]\n```",
-        "<think>" + VTS,
-    ],
-)  # fmt: skip
+@yaml_cases
 def test_no_call(text: str) -> None:
     """An answer is no call, and neither is what stands in an unfinished thought."""
     assert read(text) == VisualCall()
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('{"thought": "a", "action": {}}', "no action_name"),
-        ('{"thought": "a", "action_name": "crop", "action": [1]}', "action is no JSON object"),
-        ('{"thought": "a", "action_name": "crop", "action": {}, "x": 1}', "unknown key 'x'"),
-        ('{"thought": 5, "action_name": "crop", "action": {}}', "thought is no text"),
-        ('{"thought": "a", "action_name": "crop", "action": {"image_index": NaN}}', "NaN is not JSON"),
-        ('{"thought": "a", "thought": "b", "action_name": "c"}', "key appears twice"),
-        ('{"thought": "a", "action_name": "crop"', "cannot be read"),
-        (VTS + VTS, "more than one call"),
-        ("<grounding>{}</grounding>", "needs bbox_2d and source"),
-        ('<grounding>{"bbox_2d": [], "source": "image_1"}</grounding>', "neither original_image nor"),
-        ('<grounding>{"bbox_2d": [], "source": "original_image"}', "</grounding> is missing"),
-        (f"<tool_call>{BODY}</tool_call><tool_call>{BODY}</tool_call>", "2 calls in one message"),
-        (f"<tool_call>{BODY}", "</tool_call> is missing"),
-        (f"I look.\n```json\n{BODY}\nand more", "something other than the end of its block"),
-    ],
-)
+@yaml_cases
 def test_broken_calls(text: str, said: str) -> None:
     """What was meant as a call and is none says why."""
-    found = read(text)
+    found = read(spelled(text))
     assert found.call is None and said in found.error
 
 

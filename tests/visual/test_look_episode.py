@@ -29,6 +29,7 @@ from selfverify.visual.episode import VisualEpisode
 from selfverify.visual.stopping import After, Never, make_stop_rule
 from selfverify.visual.task import VisualToolTask
 from selfverify.visual.tools.base import Found, Toolbox, VisualTool
+from tables import yaml_cases
 
 
 class Spot(Task):
@@ -236,32 +237,10 @@ def ended(**arguments: Any) -> str:
 
 
 BOX = "[8, 8, 24, 24]"
-NO_ANSWERS = [
-    ended(answer="A"), ended(), ended(final_response=None), ended(final_response=True),
-    ended(final_response=""), ended(final_response=" \n"), ended(final_response=["5"]),
-    ended(final_response={"answer": 5}), ended(final_response="5", sure=0.9),
-    '{"thought": "a", "action_name": "terminate", "action": 5}', '{"action_name": "terminate"}',
-    '{"action_name": "terminate", "action": "5"}',
-    'Action: terminate(final_response="<answer>5</answer><score>0.9</score>")',
-    str(json.loads(crop())), f"Let me see.\n{json.loads(ended(final_response='5'))}",
-    f"{{thought: 'a', action_name: 'crop', action: {{image_index: 1, bounding_box: {BOX}}}}}",
-    f"```python\ncrop(1, {BOX})\n```", f"Action: crop(1, {BOX})", f"I look.\nAction: zoom_in(1, {BOX})",
-    "Thought: closer.\n**Action:** crop\nAction Input: {}", "Action: search('cats')", f"crop({BOX})",
-    f"zoom_in(image_index=1, bounding_box={BOX})", f"crop_action(1, {BOX})",
-    'I look. {"name": "crop", "args": {"image": 1}}', '{"crop": {"image": 1}}', f'["crop", 1, {BOX}]',
-    'I look. {"name": "rotate", "arguments": {"by": 90}}', f'{{"tool": "crop", "box": {BOX}}}',
-    f"action_name: crop\naction:\n  bounding_box: {BOX}", f'<crop image="1" box="{BOX}"/>',
-    '<invoke name="crop"><parameter name="image_index">1</parameter></invoke>', "<tool_use>crop</tool_use>",
-    '[TOOL_CALLS] [{"name": "crop"}]', f"{crop()}\n{crop(9)}", crop()[:-20], f"```json\n{crop()[:40]}\n```",
-    'I look. {"name": "crop", "arguments": {"image_index": 1, "bounding',
-    '{"Thought": "a", "Action": "crop", "Args": [1]}', "crop 1 8 8 24", "/crop 1, 8, 8, 24, 24",
-    "crop[1, 8, 8, 24, 24]", f"I will use ZoomIn on the sign, with the box {BOX}.", "crop(image, box)",
-    "Tool call: crop", "### Action\nCropAction", "TERMINATE", "terminate 5", "Action: finish[5]",
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("calls", ["vts", "template"])
-@pytest.mark.parametrize("text", NO_ANSWERS)
+@yaml_cases
 def test_what_is_no_answer(text: str, calls: str) -> None:
     """What was meant as a call, or as an answer in another form, is told, and the conversation goes on."""
     episode, replies = held(looking(calls=calls), text, ANSWER)
@@ -277,14 +256,7 @@ def test_terminate_is_known_where_it_is_not_offered(text: str) -> None:
     assert episode.result().rewards["correct"] == 1
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "It is 5.", "", "A crop (of wheat) is 5, see 'crop' and the caption(s).", '{"answer": 5}', "Crop: 5",
-        f"I called crop(1, {BOX}).\n{ANSWER}", "<think>crop(1, [0, 0, 9, 9])</think> 5", '{"name": "Bob"}',
-        "The crop of 1, 2 and 3.",
-    ],
-)  # fmt: skip
+@yaml_cases
 def test_words_are_an_answer(text: str) -> None:
     """Prose ends looking, also where it has a tool's name in it or tells of calls before the answer."""
     assert held(looking(), text)[1][0].done
@@ -354,14 +326,7 @@ def test_rules_and_tools() -> None:
             make_stop_rule(name)
 
 
-@pytest.mark.parametrize(
-    ("given", "tool"),
-    [
-        ({"image_index": "1", "bounding_box": [8, 8, 24, 24]}, "crop"),
-        ({"image_index": 1.0, "bounding_box": "[8, 8, 24, 24]"}, "crop"),
-        ({"image_index": 1, "bounding_box": ["8", "8.0", 24, "24"]}, "zoom_in"),
-    ],
-)
+@yaml_cases
 def test_arguments_in_other_writing(given: dict[str, Any], tool: str) -> None:
     """Texts that are numbers or lists, and whole numbers with a point, are what the schema says."""
     _, replies = held(looking(), call(tool, **given))

@@ -28,6 +28,7 @@ from selfverify.visual.stopping import (
     stop_steps,
 )
 from selfverify.visual.verifier import StoppingVerifier
+from tables import yaml_cases
 
 NAN = float("nan")
 DELTA = [[3.0, -0.5, 0.2], [0.4, 2.0, 0.1], [1.0, NAN, NAN]]
@@ -142,17 +143,7 @@ def test_stored_beside_the_model(tmp_path: Path) -> None:
         assert StoppingVerifier(asked).rule == Verified(rule, 0.5)
 
 
-@pytest.mark.parametrize(
-    ("delta", "right", "target", "wanted", "said"),
-    [
-        ([[NAN, 1.0]], None, "steps", 1, "gap"),
-        ([[NAN, NAN]], None, "steps", 1, "at least one step"),
-        (DELTA, [[1.0]], "steps", 1, "same shape"),
-        ([[1.0]], [[NAN]], "steps", 1, "no verdict"),
-        (DELTA, None, "accuracy", 1, "needs verdicts"),
-        (DELTA, RIGHT, "accuracy", 1.5, r"no ε reaches accuracy 1\.5; the best of all is an accuracy of 1"),
-    ],
-)
+@yaml_cases
 def test_what_does_not_fit_is_refused(delta: Any, right: Any, target: Any, wanted: float, said: str) -> None:
     """Gaps, shapes, missing verdicts, targets out of reach."""
     with pytest.raises((ConfigError, DataError), match=said):

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -18,6 +19,7 @@ from selfverify.core.episode import Call, EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError
 from selfverify_gymnasium import GymnasiumEnvironment
 from selfverify_gymnasium.spaces import Misfit, plain, schema_of, shown, value_of
+from tables import read_tables
 
 RGB = np.zeros((4, 6, 3), np.uint8)
 
@@ -196,16 +198,7 @@ def test_each_place_of_a_space_has_its_limits() -> None:
         value_of(SPACES["many"], [1, 5])
 
 
-NO_VALUES: dict[str, list[Any]] = {
-    "discrete": [2],
-    "binary": [[0, 1], [0, 1, 2], [True, False, True]],
-    "many": [[1, 9], [2, 0], [0.5, 1], [1], [1, 1, 1]],
-    "table": [[[0, 0], [2, 0]], [[0, 1], [2]]],
-    "box": [[[0, 0], [0, 3]], [[0, 0], [0]], [[0, 0], [0, "1"]]],
-    "whole": [[0, 256, 1], [0, -1, 1]],
-    "text": ["d", 7],
-    "both": [{"a": 1}, {"a": 1, "b": ["a"]}, []],
-}
+NO_VALUES: dict[str, list[Any]] = read_tables(Path(__file__).with_suffix(".yaml"))["no_values"]
 
 
 @pytest.mark.parametrize("name", NO_VALUES)

@@ -26,6 +26,7 @@ from selfverify_miniwob.chromium import Chromium, missing
 from selfverify_miniwob.page_elements import page_screen
 from selfverify_miniwob.task import BrowserAgents, BrowserAgentsConfig
 from selfverify_miniwob.tools import BrowserTools, Choose, Click, Drag, PressKeys, Scroll, TypeKeys
+from tables import yaml_cases
 
 SIZE = (320, 420)
 
@@ -126,24 +127,12 @@ def test_calls_are_read() -> None:
     assert {s["function"]["name"] for s in points.schemas} == {s["function"]["name"] for s in names.schemas}
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (Call("fly"), "no tool 'fly'; there are click"),
-        (Call("click", {"x": 320, "y": 0}), r"\(320, 0\) is outside the page of 320 x 420"),
-        (Call("drag", {"x1": 1, "y1": 1, "x2": 1, "y2": -1}), "outside the page"),
-        (Call("click", {"id": "n1234"}), "do not fit"),
-        (Call("press", {"keys": "F5"}), "'keys': String should match"),
-        (Call("press", {"keys": "Control+Shift+Alt+x"}), "'keys': String should match"),
-        (Call("type", {"text": "x" * 4001}), "at most 4000"),
-        (Call("wait", {"seconds": 61}), "less than or equal to 60"),
-        (Call("scroll", {"x": 1, "y": 1, "direction": "in"}), "'direction': Input should be"),
-    ],
-)
-def test_wrong_calls_are_told(call: Call, message: str) -> None:
+@yaml_cases
+def test_wrong_calls_are_told(name: str, arguments: dict[str, Any], message: str) -> None:
     """In words for the agent."""
+    given = {key: "x" * 4001 if value == "LONG" else value for key, value in arguments.items()}
     with pytest.raises(ToolError, match=message):
-        BrowserTools("bounds").read(call, SIZE, {})
+        BrowserTools("bounds").read(Call(name, given), SIZE, {})
     with pytest.raises(ToolError, match="no element 'n9'"):
         BrowserTools("ids").read(Call("click", {"id": "n9"}), SIZE, {})
 
@@ -249,16 +238,7 @@ def test_two_steps_of_training(tmp_path: Path) -> None:
     assert lines[0]["conversation/error"] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"agent": {"first_screen": "asked"}}, "only the first page says what is asked"),
-        ({"judge": {"kind": "rules"}}, "nobody knows a page's goal but itself"),
-        ({"browser": {"observations": "png", "address": "ids"}}, "a picture shows no ids"),
-        ({"pages": ["a"], "test_pages": ["a"]}, "a is in pages and in test_pages"),
-        ({"done_from": 0}, "greater than 0"),
-    ],
-)
+@yaml_cases
 def test_settings_that_cannot_work(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         BrowserAgentsConfig(**options)

@@ -27,6 +27,7 @@ from selfverify_phone.short_tasks import calls_of, short_kinds, short_seed
 from selfverify_phone.splits import HELD_OUT_APPS
 from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 from selfverify_phone.templates import TEMPLATES
+from tables import yaml_cases
 
 
 def task(**options: Any) -> PhoneAgents:
@@ -138,23 +139,7 @@ def test_splits_share_what_they_should() -> None:
     assert {name.split("-")[0] for name in unnamed} == {*HELD_OUT_APPS}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"apps": ["weather"]}, "there is no app 'weather'; apps: settings"),
-        ({"test_apps": ["clock"]}, "test_apps goes with held_out=apps"),
-        (
-            {"held_out": "apps", "test_apps": ["clock"], "apps": ["clock"]},
-            "no kinds of tasks are left for the train",
-        ),
-        ({"show": "png"}, "a picture shows no ids"),
-        ({"address": "bounds", "text": "terse"}, "terse screens have no bounds"),
-        ({"judge": {"kind": "model"}}, "goes with judge.kind=model"),
-        ({"judge": {"server": {"url": "http://x", "model": "m"}}}, "goes with judge.kind=model"),
-        ({"judge": {"flipped": 0.5}}, "less than 0.5"),
-        ({"max_calls": 2}, "no kinds of tasks that take at most 2 calls"),
-    ],
-)
+@yaml_cases
 def test_settings_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         PhoneAgentsConfig(**options)

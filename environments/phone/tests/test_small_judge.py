@@ -25,6 +25,7 @@ from selfverify_phone import small_judge
 from selfverify_phone.judging import PhoneJudging, PhoneJudgingConfig
 from selfverify_phone.short_form import SMALL_JUDGE, read_short, short_case, short_verdict
 from selfverify_phone.task import PhoneAgentsConfig
+from tables import yaml_cases
 
 GOAL = Goal.read(
     {"needs": [{"type": "has", "kind": "alarm", "match": {"time": "06:10"}, "values": {"label": "Yoga"}}]}
@@ -90,26 +91,7 @@ def test_what_a_judge_should_say(given: Case, verdict: str) -> None:
     assert vote.valid == (not verdict.endswith("irrelevant"))
 
 
-@pytest.mark.parametrize(
-    ("need", "facts", "said"),
-    [
-        # A setting is known by its key, whose one value is as screens write it.
-        ({"kind": "setting", "key": "wifi", "values": {"value": True}}, [("setting/wifi", "value", False)],
-         "wifi on off 2 no"),
-        ({"kind": "app", "key": "maps", "values": {"size": 30}}, [("app/maps", "size", 30)],
-         "maps size 30 30 2 yes"),
-        # What there is only one of needs no name, and a number is none.
-        ({"kind": "timer", "key": "main", "values": {"on": True}}, [("timer/main", "on", True)],
-         "on on on 2 yes"),
-        ({"kind": "place", "key": "3", "match": {"name": "Oak Park"}, "values": {"star": True}},
-         [("place/3", "name", "Oak Park"), ("place/3", "star", True)], "oak park star on on 2 yes"),
-        # A new record is said to be there before its values.
-        ({"kind": "alarm", "match": {"time": "06:10"}, "values": {"label": "Yoga"}, "new": True},
-         [TIME, LABEL], "alarm 06:10 2 yes ¶ label yoga yoga 2 yes"),
-        ({"type": "absent", "kind": "song", "match": {"title": "River"}},
-         [("song?title~river", "count", 0)], "no song river 2 yes"),
-    ],
-)  # fmt: skip
+@yaml_cases
 def test_how_demands_are_said(need: dict[str, Any], facts: Any, said: str) -> None:
     goal = Goal.read({"needs": [{"type": "has", **need}]})
     assert short_verdict(case(("", facts), goal=goal)) == f" {said} § success"
@@ -157,17 +139,7 @@ def test_a_vote_keeps_its_reasons_and_rounds() -> None:
     assert read_short("plays is 96 2 yes § success", CASE).vote == Vote(True, True, "plays is 96 2 yes", (2,))
 
 
-@pytest.mark.parametrize(
-    ("text", "missing"),
-    [
-        ("", "not of the form"),
-        ("success", "not of the form"),
-        (" label is yoga 2 yes § SUCCESS", "not of the form"),
-        (" label is yoga 2 yes § success § failure", "not of the form"),
-        (" label is yoga 2 yes § success indeed", "not of the form"),
-        (" label is yoga 7 yes § success", "names round 7, which it was not shown"),
-    ],
-)
+@yaml_cases
 def test_what_is_no_vote(text: str, missing: str) -> None:
     opinion = read_short(text, CASE)
     assert opinion.vote is None and missing in opinion.missing

@@ -24,6 +24,7 @@ from selfverify.agents.android.config import AndroidTaskConfig
 from selfverify.agents.android.environment import AndroidEnvironment
 from selfverify.core.episode import Call, EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError, FileError
+from tables import yaml_cases
 
 TASK = {"task_id": "setting_1", "instruction": "Turn Wi-Fi on.", "app": "Settings", "package": SETTINGS}
 NOTE = {"task_id": "notes_1", "instruction": "Write it down.", "app": "Notes", "package": NOTES}
@@ -72,19 +73,7 @@ def test_every_action_reaches_the_phone(server: Server, phone: Phone) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("keyboard", "text", "error"),
-    [
-        ("adbkeyboard", "Zürich 北京 नमस्ते", ""),
-        ("adbkeyboard", "👩‍🚀 'q' \"d\" $(reboot) `x`; rm -rf / | cat & %s \\", ""),
-        ("adbkeyboard", "two\nlines", ""),
-        # Where an app has changed the input method.
-        ("com.google.gboard/.Ime", "x", "keyboard is 'com.google.gboard/.Ime'"),
-        # Without ADBKeyboard.
-        ("input", "it's 100%s $(x) a b", ""),
-        ("input", "ü", "printable ASCII"),
-    ],
-)
+@yaml_cases
 def test_typing(server: Server, phone: Phone, keyboard: str, text: str, error: str) -> None:
     """Instead of what was in the field; nothing of it is a command, and the agent is told why it fails."""
     own = "input" if keyboard == "input" else "adbkeyboard"
@@ -443,15 +432,7 @@ def test_settings_are_checked() -> None:
             AndroidTaskConfig.model_validate({**good, **wrong})
 
 
-@pytest.mark.parametrize(
-    ("task", "message"),
-    [
-        ({"package": "Nowhere", "app": "Nothing"}, "neither its package 'Nowhere' nor its app 'Nothing'"),
-        ({"instruction": ""}, "Android task 'setting_1': instruction: String should have at least 1"),
-        ({"package": "org.not.there"}, r"org.not.there cannot be opened .*is it installed"),
-        ({"package": NOTES}, r"is the system running\?$"),
-    ],
-)
+@yaml_cases
 def test_tasks_are_checked(server: Server, phone: Phone, task: dict[str, Any], message: str) -> None:
     """One of an app that is not known, not there, or does not start."""
     phone.broken = {NOTES}

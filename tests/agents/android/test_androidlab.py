@@ -8,24 +8,9 @@ import pytest
 
 from selfverify.agents.android.androidlab import device_question, read_task, read_tasks
 from selfverify.core.errors import DataError
+from tables import yaml_cases
 
-CLOCK = """\
-APP: clock
-package: com.google.android.deskclock
-tasks:
-  # those that are judged by the state
-  - task_id: clock_1
-    category: Alarm set
-    task: Set an alarm for 3PM with the label "meeting" using Clock.
-    metric_type: operation
-    metric_func: evaluation.tasks.clock
-  - task_id: clock_2
-    task: Wake me up at
-      6:45.
-    metric_type: query_detect
-    metric_func: evaluation.tasks.clock
-    adb_query: adb shell settings get global airplane_mode_on
-"""
+CLOCK = Path(__file__).with_name("clock.yaml").read_text()
 
 
 def test_tasks_are_read(tmp_path: Path) -> None:
@@ -51,33 +36,12 @@ def test_ids_that_are_numbers_get_the_name_of_the_file(tmp_path: Path) -> None:
     assert [task.task_id for task in read_tasks(tmp_path)] == ["pi_music_1", "pi_music_2"]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("APP: clock", "APP: 3", r"clock.yaml: APP must be a text"),
-        ("tasks:", "jobs:", r"clock.yaml: a task file has APP, package and a list of tasks"),
-        (CLOCK, "- x", "a task file has APP"),
-        (CLOCK, "", "a task file has APP"),
-        ("task_id: clock_2", "task_id: clock_1", "task clock_1: the id stands in the file twice"),
-        ("task_id: clock_2", "task_id: -2", "task number 2: task_id: Input should be a valid string"),
-        ("task_id: clock_2", "task_id: ../../x", "task ../../x: task_id: String should match"),
-        ("task_id: clock_2", "name: clock_2", "task number 2: unknown key 'name'"),
-        ("    task: Wake me up at\n      6:45.\n", "", "task clock_2: task: Input should be a valid string"),
-        ("  - task_id: clock_2", "  - 7\n  - task_id: clock_2", "task number 2: it is no mapping"),
-        ("adb shell settings get global airplane_mode_on", "adb shell rm -rf /sdcard",
-         "task clock_2: adb_query: Value error, 'adb shell rm -rf /sdcard' is no question"),
-        ("category: Alarm set", "category: !!python/object/apply:os.system [ls]", "line 6: no valid YAML"),
-        ("category: Alarm set", "category: *x", "line 6: a task file has no aliases"),
-        ("category: Alarm set", "category: 'open", "no valid YAML"),
-        ("APP: clock", "\0", "no valid YAML"),
-        (CLOCK, "[" * 5000, "line 1: a task file has no 10 levels"),
-    ],
-)  # fmt: skip
+@yaml_cases
 def test_faults_name_file_and_task(tmp_path: Path, old: str, new: str, message: str) -> None:
     """Nothing of a faulty file is used."""
-    file = tmp_path / "clock.yaml"
+    file, old = tmp_path / "clock.yaml", CLOCK if old == "CLOCK" else old
     assert old in CLOCK
-    file.write_text(CLOCK.replace(old, new))
+    file.write_text(CLOCK.replace(old, new.replace("DEEP", "[" * 5000)))
     with pytest.raises(DataError, match=message) as error:
         read_tasks(file)
     assert str(file) in str(error.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,51 +16,27 @@ from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge
 from selfverify.agents.judges.config import JuryConfig
 from selfverify.agents.judges.jury import Jury, RulesJudge, admits_failure, tally
 from selfverify.core.episode import Call, StepResult
+from tables import yaml_cases
 
 S, F, I = Vote(True, True), Vote(True, False), Vote(False, False)  # noqa: E741
 """Success; failure that relevant evidence proves; evidence that is not relevant."""
 CASE = Case("phone/1", "Set an alarm.", Submission("done", []), 3)
-Votes = list[Vote | None]
+KINDS = {"S": S, "F": F, "I": I, "-": None}
 
 
 def ballots(votes: Sequence[Vote | None]) -> list[Ballot]:
     return [Ballot(n, vote, "" if vote else "outage: gone") for n, vote in enumerate(votes)]
 
 
-NONE = "votes, and no 2 agree on success (outage: gone)"
-
-
-@pytest.mark.parametrize(
-    ("votes", "valid", "success", "why"),
-    [
-        ([S, S, S], True, True, ""),
-        ([S, S, F], True, True, ""),
-        ([S, S, I], True, True, ""),
-        ([F, S, F], True, False, ""),
-        ([F, F, I], True, False, ""),
-        ([I, I, S], False, False, ""),
-        ([I, I, I], False, False, ""),
-        # An outage is no vote: two of the other two decide.
-        ([S, None, S], True, True, ""),
-        ([None, F, F], True, False, ""),
-        ([None, I, I], False, False, ""),
-        ([None, None, None], None, None, f"0 of 3 {NONE}"),
-        # The authors' release takes this one for a success.
-        ([S, None, None], None, None, f"1 of 3 {NONE}"),
-        ([S, F, None], True, None, f"2 of 3 {NONE}"),
-        # A failure, but relevant or not?
-        ([F, I, None], None, False, f"2 of 3 {NONE.replace('success', 'relevance')}"),
-    ],
-)
-def test_two_of_three_decide(votes: Votes, valid: bool | None, success: bool | None, why: str) -> None:
-    found = tally(ballots(votes), 2)
+@yaml_cases
+def test_two_of_three_decide(votes: str, valid: bool | None, success: bool | None, why: str) -> None:
+    found = tally(ballots([KINDS[vote] for vote in votes]), 2)
     assert (found.valid, found.success, found.decided, found.why) == (valid, success, not why, why)
 
 
 def test_a_success_is_always_relevant() -> None:
     """Whatever the votes are, as each vote for success is one for relevance."""
-    kinds = (S, F, I, None)
-    for votes in [(a, b, c) for a in kinds for b in kinds for c in kinds]:
+    for votes in itertools.product(KINDS.values(), repeat=3):
         found = tally(ballots(votes), 2)
         assert found.valid or not found.success
 
@@ -97,19 +74,9 @@ class Written(Judge):
         return lambda: [ballots(given)[n] for n in numbers]
 
 
-@pytest.mark.parametrize(
-    ("votes", "third", "success"),
-    [
-        ([S, S, F], False, True),
-        ([F, F, S], False, False),
-        ([S, F, S], True, True),
-        ([S, None, S], True, True),
-        ([F, I, F], True, False),  # not decided whether it is relevant
-        ([None, None, S], True, None),
-    ],
-)
-def test_stopping_early_saves_the_third_vote(votes: Votes, third: bool, success: bool | None) -> None:
-    juror, all_at_once = Written(*votes), Written(*votes)
+@yaml_cases
+def test_stopping_early_saves_the_third_vote(votes: str, third: bool, success: bool | None) -> None:
+    juror, all_at_once = (Written(*[KINDS[vote] for vote in votes]) for _ in range(2))
     found = Jury(juror, JuryConfig(stop_early=True)).ask(CASE)()
     assert (juror.asked, found.success) == ([[0, 1], [2]] if third else [[0, 1]], success)
     assert [ballot.number for ballot in found.ballots] == [*range(2 + third)]
@@ -167,8 +134,7 @@ def test_the_same_case_is_judged_the_same_and_numbers_are_apart() -> None:
 
 
 GOAL = Goal.read({"needs": [{"type": "has", "kind": "lamp", "key": "oven", "values": {"on": True}}]})
-ON, OFF = ("lamp/oven", "on", True), ("lamp/oven", "on", False)
-OTHER, ELSEWHERE = ("lamp/oven", "colour", "red"), ("lamp/door", "on", True)
+ON, ELSEWHERE = ("lamp/oven", "on", True), ("lamp/door", "on", True)
 
 
 def vote(message: str, *screens: tuple[str, str, object]) -> Vote:
@@ -181,18 +147,7 @@ def vote(message: str, *screens: tuple[str, str, object]) -> Vote:
     return ballots[0].vote
 
 
-@pytest.mark.parametrize(
-    ("screens", "valid", "success"),
-    [
-        ([ON], True, True),
-        ([OFF], True, False),  # it proves the failure, and has to do with the task
-        ([OTHER], True, False),  # what is not shown is not assumed
-        ([ELSEWHERE], False, False),
-        ([ON, OFF], True, False),  # the later screen wins
-        ([OFF, ON], True, True),
-        ([ON, ELSEWHERE], True, True),
-    ],
-)
+@yaml_cases
 def test_only_what_is_proven_is_a_success(screens: list[Any], valid: bool, success: bool) -> None:
     found = vote("The lamp is on.", *screens)
     assert (found.valid, found.success) == (valid, success)
@@ -202,7 +157,7 @@ def test_reasons_name_rounds() -> None:
     found = vote("The lamp is on.", ELSEWHERE, ON)
     assert found.rounds == (2,) and found.words == "lamp oven: on is True: shown"
     said = "The message admits a failure.\nlamp oven: on is True: not shown"
-    assert vote("Sorry.", OTHER).words == said
+    assert vote("Sorry.", ("lamp/oven", "colour", "red")).words == said
 
 
 def test_an_admitted_failure_is_one_whatever_is_shown() -> None:

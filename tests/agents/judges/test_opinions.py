@@ -23,6 +23,7 @@ from selfverify.agents.judges.case import (
     render,
 )
 from selfverify.core.episode import Call, StepResult
+from tables import yaml_cases
 
 SCREENS = {2: "Alarm 7:30 ; checked", 5: 'Label "gym"\n   Round 9 of 12'}
 EXHIBITS = [Exhibit(Call("tap"), StepResult(n, text)) for n, text in SCREENS.items()]
@@ -100,52 +101,14 @@ def test_habits_of_writing_do_not_matter(habit: Habit, valid: str, verdict: str)
     assert (vote.valid, vote.success, vote.rounds) == (right, right and verdict == "SUCCESS", (2,))
 
 
-@pytest.mark.parametrize(
-    ("words", "rounds"),
-    [
-        ("In Round 5 the label stands, in round 2 the time.", (2, 5)),
-        ("ROUND #5.", (5,)),
-        ("Round: 5", (5,)),
-        ("Round [5] and **Round** 2", (2, 5)),
-        ("Rounds 2 and 5 show it.", (2, 5)),
-        ("Rounds 2, 5 show it.", (2, 5)),
-        ("Rounds [2], [5]", (2, 5)),
-        ("Round 5 and 12 minutes later.", (5,)),  # no list: that is what "rounds" is for
-        ('Round 5 reads "Round 9 of 12".', (5,)),  # the screen's words, not the judge's
-        ("Round 5 reads “Round 9 of 12”.", (5,)),
-        ("Round 2 显示 “7:30”。", (2,)),
-        ("第2轮显示“7:30”，任务已完成。", (2,)),
-        ("第 2、5 轮，见「第9轮」", (2, 5)),
-        ("在第二轮和Round 5中", (2, 5)),
-        *(
-            (f"{named} 5", (5,))
-            for named in (
-                "Round-",
-                "Round No.",
-                "Runde",
-                "La ronda",
-                "В раунде",
-                "回合",
-                "ラウンド",
-                "라운드",
-            )
-        ),
-    ],
-)
-def test_rounds_that_are_named(words: str, rounds: tuple[int, ...]) -> None:
+@yaml_cases
+def test_rounds_that_are_named(words: str, rounds: list[int]) -> None:
     vote, missing = read_opinion(answer(words), CASE)
     assert vote is not None, missing
-    assert vote.rounds == rounds
+    assert [*vote.rounds] == rounds
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        *((words, "it was not shown") for words in ("Round 3 shows it.", "Rounds 2 and 3.", "Round 0.",
-          "Round 2, round 999999999.", "第3轮", "Round ９")),
-        ("All is well.", "it finds success and names no round"),
-    ],
-)  # fmt: skip
+@yaml_cases
 def test_rounds_that_were_not_shown_or_named_spoil_successes_only(words: str, why: str) -> None:
     """A failure may name what it misses; else failures would be thrown away more often than successes."""
     vote, missing = read_opinion(answer(words), CASE)
@@ -154,18 +117,7 @@ def test_rounds_that_were_not_shown_or_named_spoil_successes_only(words: str, wh
     assert vote is not None and not vote.success and {*vote.rounds} <= CASE.rounds
 
 
-@pytest.mark.parametrize(
-    ("words", "quotations", "altered"),
-    [
-        ('Round 2: "Alarm 7:30 ; checked"', 1, 0),
-        ('Round 2: "Alarm ... checked."', 2, 0),  # something left out, and the sentence's own full stop
-        ("Round 5: “gym” and “Round 9 of 12”", 2, 0),  # over a line break and more spaces
-        ('Round 2: "Alarm 7:45"', 1, 1),
-        ('Round 2: "alarm 7:30"', 1, 1),  # literally is literally
-        ('Round 2: "7:30" and "I set it." and "8:00"', 3, 1),
-        ("Round 2 has no quotation", 0, 0),
-    ],
-)
+@yaml_cases
 def test_altered_quotations_are_counted(words: str, quotations: int, altered: int) -> None:
     vote, _ = read_opinion(answer(words), CASE)
     assert vote is not None

@@ -26,19 +26,9 @@ from selfverify.core.episode import Call
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.experiments.registry import make_task
 from serving_servers import Loop
+from tables import yaml_cases
 
-YAML = f"""\
-APP: Settings
-package: {SETTINGS}
-tasks:
-  - task_id: setting_1
-    task: Turn Wi-Fi on.
-    metric_type: operation
-    metric_func: evaluation.tasks.setting
-  - task_id: setting_2
-    task: Is Wi-Fi on?
-    metric_type: query_detect
-"""
+YAML = Path(__file__).with_name("setting.yaml").read_text("utf-8")
 DEVICES = ["emulator-5554", "emulator-5556"]
 
 
@@ -85,10 +75,10 @@ class Reader(Judge):
         return lambda: [Ballot(number, Vote(True, shown, "Round 2")) for number in numbers]
 
 
+Phones = dict[str, Phone]
 LOOK = Call("get_current_xml")
 TAP = Call("tap", {"x1": 900, "y1": 200, "x2": 1040, "y2": 280})
 SUBMITTED = Call("submit", {"message": "It is on.", "evidences": [2]})
-Phones, NONE = dict[str, Phone], {"reset": {"how": "none"}}
 
 
 def test_problems_are_those_of_the_files(files: Path) -> None:
@@ -194,21 +184,7 @@ def test_processes_share_devices(files: Path, monkeypatch: pytest.MonkeyPatch) -
         task(files, judge=server)
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"judge": {"kind": "rules"}}, "the goals of AndroidLab's tasks are programs of its own"),
-        ({"judge": {"kind": "state"}}, "the goals of AndroidLab's tasks are programs of its own"),
-        ({"devices": []}, "name `devices`, or `sources`"),
-        ({"devices": ["a", "a"]}, "devices names a device twice"),
-        ({"unattended": ["b"]}, "name b, which is none of the devices"),
-        ({"android": {}}, "Field required"),
-        ({"android": NONE | {"first_screen": "given"}}, "first_screen differs from agent.first_screen"),
-        ({"android": NONE | {"observations": "png", "address": "ids"}}, "a picture shows no ids"),
-        ({"calls": "json"}, "set react=false"),
-        ({"android": NONE | {"address": "ids"}, "prompt": "examples"}, "prompt=examples names places by"),
-    ],
-)
+@yaml_cases
 def test_settings_that_cannot_work(files: Path, changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         AndroidAgentsConfig(**options(files) | changed)

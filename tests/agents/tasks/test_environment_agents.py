@@ -19,6 +19,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.experiments.registry import make_task
 from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
 from serving_servers import Loop
+from tables import yaml_cases
 from tiny_environment import Counter
 
 ROWS = [
@@ -114,15 +115,7 @@ def test_a_server_that_is_down(files: Path) -> None:
         made.check_files("train")
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"instruction": "Count.", "task": "{goal"}, "its task is '{goal', not an object"),
-        ({"instruction": "Count.", "task": {"goal": 1}, "seed": -1}, "its seed is -1, not a whole number"),
-        ({"instruction": "Count.", "task": {"goal": 1}, "goal": "[]"}, r"its goal is '\[\]', not an object"),
-        ({"instruction": "Count.", "task": {"goal": 1}, "steps": "two"}, "its steps is 'two'"),
-    ],
-)
+@yaml_cases
 def test_rows_that_cannot_be_used(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     """The error names file and line."""
     (tmp_path / "bad.jsonl").write_text(json.dumps(row) + "\n")
@@ -146,18 +139,7 @@ def test_goals_are_checked_before_a_conversation_begins(
         made.problem("test", 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"sources": []}, "at least 1"),
-        ({"sources": [{"kind": "cloud"}]}, "no kind 'cloud' of sources; kinds: server, mcp, process"),
-        ({"sources": [{"kind": "android-world"}]}, "comes with selfverify-android-world .*pip install"),
-        ({"sources": [{"url": "http://x:1"}]}, "kind\n *Field required"),
-        ({"sources": [{"kind": "mcp"}]}, "either a url or a command"),
-        ({"sources": [{"kind": "server"}]}, "Field required"),
-        ({"judge": {"kind": "state"}}, "say with done_from which"),
-    ],
-)
+@yaml_cases
 def test_settings_that_cannot_work(changed: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selfverify.core.config.distributions", dict)
     with pytest.raises(ValidationError, match=message):

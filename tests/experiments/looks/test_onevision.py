@@ -35,6 +35,7 @@ from selfverify.visual.pairs import Pairing
 from selfverify.visual.task import LookQuestions, LookQuestionsConfig
 from selfverify.visual.traces import Demands
 from serving_servers import Body, FakeUpstream, Loop
+from tables import yaml_cases
 
 LONG = " ".join(["People walk along the street and stop at a stall."] * 30)
 KINDS: list[tuple[str, str, str, str]] = [
@@ -226,18 +227,7 @@ def test_a_judge_that_fails_in_passing_ends_the_run(tmp_path: Path, both: Server
         _note_pairs(looks.parent, begun=True)
 
 
-@pytest.mark.parametrize(
-    ("target", "options", "answer", "settled"),
-    [
-        ("4", None, "4", True), ("4", None, "5 dogs", False), ("$4.50", None, "45%", True),
-        ("Dog", None, "cat.", True), ("vélo", None, "bike", True), ("Dog", None, "a dog", False),
-        ("12 cm", None, "12", False), ("猫", None, "狗", False), ("A man.", None, "A man.", False),
-        ("B", None, "(b)", True), ("B", None, "the blue one, I think", False), ("4", None, None, False),
-        ("B", {"A": "red", "B": "blue"}, "blue", True), ("B", {"A": "red", "B": "blue"}, "azure", False),
-        (None, None, "x y", True), ({"box": [1]}, None, "x y", True), ("yes", None, "", False),
-        ("\U00020089\U00020bb7", None, "\U00020089", False), ("\u0f40\u0f0b\u0f41", None, "\u0f40", False),
-    ],
-)  # fmt: skip
+@yaml_cases
 def test_what_rules_settle(target: Any, options: Any, answer: str | None, settled: bool) -> None:
     assert settled_by_rules({"target": target, "options": options}, answer) is settled
 
@@ -264,26 +254,7 @@ def test_all_references_count(tmp_path: Path) -> None:
     assert "Question: How much, $1?\n\nReference: $5 or $6 or: $5 to $6 {each}\n\nAnswer: $5, ${x}\n" in told
 
 
-@pytest.mark.parametrize(
-    ("said", "right"),
-    [
-        ("CORRECT", True), ("**Incorrect.**", False), ("", None), ("I cannot say.", None),
-        ("<think>It is INCORRECT, no, CORRECT.</think>\n\nCORRECT", True), ("UNCORRECTED", None),
-        ("It could be CORRECT or INCORRECT.\nVerdict: INCORRECT", False), ("CORRECT or INCORRECT", None),
-        ("```\ncorrect\n```", True), ('{"verdict": "INCORRECT"}', False), ('{"correct": false}', None),
-        ("CORRECT. Both say that it is not a dog.", True), ("It is not a cat.\n\nINCORRECT", False),
-        ("The answer is not correct.", None), ("That isn't correct", None), ("Partially correct", None),
-        ("The correct answer is B, and this says C.", None), ("Is it CORRECT?", None),
-        ("<think>It seems CORRECT.\nCORRECT", None), ("partially\ncorrect", None), ("in\ncorrect", None),
-        ("**Not**\n\n*correct*", None), ("in-correct", None), ("It is far from\ncorrect.", None),
-        ("Partly.\nCorrect.", None), ("Correct, but only in part.", None), ("CORRECT (no)", None),
-        ("Correct? No.", None), ("partly right", None), ("并非 correct", None), ("部分\ncorrect", None),
-        ("ＣＯＲＲＥＣＴ（正确）", True), ("不正确", None), ('{"verdict": "not correct"}', None),
-        ('{\n  "verdict": "Correct"\n}', True), ("_CORRECT_", True), ("The reference is correct", None),
-        ("It would be correct.", None), ("The final verdict:\n**CORRECT**", True), ("cor\u00adrect", True),
-        ("Both name it, as it is not red.\nCORRECT", True), ("CORRECT. No word contradicts it.", True),
-    ],
-)  # fmt: skip
+@yaml_cases
 def test_a_judges_words(said: str, right: bool | None) -> None:
     assert read_verdict(said) is right
 

@@ -23,6 +23,7 @@ from selfverify.experiments.run import evaluate_recipe, train
 from selfverify.experiments.visual_sets import Sets
 from selfverify.policy.policy import Policy
 from selfverify.visual.stopping import STOPPING_FILE, StopCalibration
+from tables import yaml_cases
 
 
 def recipe(tmp_path: Path, **more: Any) -> Recipe:
@@ -207,17 +208,7 @@ def test_calibrated_and_compared(setting: Setting) -> None:
     assert shown.exit_code == 2 and "verifier_weights" in shown.output, shown.output
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["calibrate"], "give one target"),
-        (["calibrate", "--steps", "2", "--accuracy", "0.5"], "give one target"),
-        (["calibrate", "--steps", "2", "--tool", "crop"], "looks in its own way"),
-        (["calibrate", "--accuracy", "0.5", "--verifier", "/nowhere"], "no folder here"),
-        (["calibrate", "--steps", "0.5"], "no ε reaches steps 0.5"),
-        (["compare"], "no ε beside it"),
-    ],
-)
+@yaml_cases
 def test_what_cannot_be_done_is_said(setting: Setting, words: list[str], said: str) -> None:
     """With the option or the file, and status 2."""
     shown = setting.run(*words)

@@ -17,6 +17,7 @@ from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data.rows import open_rows
 from selfverify.experiments.visual_sets import export_looks, read_pairs
+from tables import yaml_cases
 
 
 def plain(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -161,21 +162,7 @@ USER = {"role": "user", "content": "Is it?"}
 SAY = {"role": "assistant", "content": "Yes."}
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"prompt": [USER], "chosen": [USER], "rejected": [SAY]}, "its chosen messages do not begin and end"),
-        ({"prompt": [USER, SAY], "chosen": [SAY], "rejected": [SAY]}, "to end before the assistant speaks"),
-        ({"prompt": "Is it?", "chosen": [SAY], "rejected": [SAY]}, "its prompt is 'Is it\\?', not a list"),
-        ({"chosen": [USER, SAY], "rejected": [USER]}, "nothing is left of one of its sides"),
-        (
-            {"prompt": [USER], "chosen": [SAY], "rejected": [SAY], "images": ["a"]},
-            "1 of its 1 images have no",
-        ),
-        ({"prompt": [USER], "chosen": [SAY], "rejected": [SAY], "chosen_cuts": [[["a", 3]]]}, "chosen_cuts"),
-        ({"prompt": [USER], "chosen": [SAY, SAY], "rejected": [SAY]}, "message 3: before it the assistant"),
-    ],
-)
+@yaml_cases
 def test_damaged_pairs(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
     """The file and the line are named."""
     path = tmp_path / "pairs.jsonl"
@@ -217,22 +204,7 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
         export_looks(looks, tmp_path / "b", "trl")
 
 
-@pytest.mark.parametrize(
-    ("file", "change", "said"),
-    [
-        ("sft.jsonl", {"messages": [None]}, "message 0: a role is unknown"),
-        ("sft.jsonl", {"messages": []}, "it has no messages"),
-        ("sft.jsonl", {"messages": [USER | {"content": 5}]}, "message 0: a part is empty"),
-        ("sft.jsonl", {"messages": [USER | {"content": [5]}]}, "message 0: a part is neither"),
-        ("sft.jsonl", {"messages": [{"role": "user", "content": [{"type": "image", "image": 7}]}]}, "empty"),
-        ("sft.jsonl", {"id": 7}, "it is no trace"),
-        ("pairs.jsonl", {"prompt": []}, "prompt: it has no messages"),
-        ("pairs.jsonl", {"chosen": []}, "chosen: it has no messages"),
-        ("pairs.jsonl", {"chosen": [{"role": "assistant"}]}, "chosen: message 0: a part is empty"),
-        ("pairs.jsonl", {"rejected": [SAY | {"content": [{"type": "text", "text": "x"}]}]}, "no text"),
-        ("pairs.jsonl", {"rejected": [USER, SAY]}, "rejected: it begins and ends with a turn"),
-    ],
-)
+@yaml_cases
 def test_damaged_sets_name_their_line(tmp_path: Path, file: str, change: dict[str, Any], said: str) -> None:
     """Neither an export nor the leak test ends otherwise, and the export writes nothing of the set."""
     looks = write_looks(tmp_path / "looks")

@@ -19,6 +19,7 @@ from selfverify.experiments.registry import TASKS, make_task
 from selfverify.selection.rules import box_iou
 from selfverify.tasks.base import Task, read_integers
 from selfverify.tasks.digits import digit_bank
+from tables import yaml_cases
 
 OWN = sorted(
     name
@@ -85,14 +86,7 @@ def test_pick_demonstrations_add_up_honestly() -> None:
         assert sum(map(int, terms.split("+"))) == int(total)
 
 
-@pytest.mark.parametrize(
-    ("picks", "error", "key"),
-    [
-        ("4 4 3", None, "3 4 4"), ("3,4,4", None, "3 4 4"), ("2 4 9", "wrong sum", "2 4 9"),
-        ("1 1 9", "digit not shown", "1 1 9"), ("1 4 6", "digit not shown", "1 4 6"),
-        ("9 9 9", "wrong sum, digit not shown", "9 9 9"), ("3 8", None, None),
-    ],
-)  # fmt: skip
+@yaml_cases
 def test_pick_judges_shown_digits_and_their_sum(picks: str, error: str | None, key: str | None) -> None:
     """Of a target of 11, in any order. What cannot be read is of no class of errors."""
     task, problem = showing("digits-pick", 11)
@@ -210,22 +204,7 @@ def test_judging_never_raises(text: str) -> None:
         assert 0 <= task.judge(problem, parse_tagged(text, task.tags)).reward <= 1
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("digits-pick", {"picks": 8, "count": 4}),
-        ("digits-pick", {"noise": (0.3, 0.1)}),
-        ("digits-pick", {"noise": (-1, 0.5)}),
-        ("digits-pick", {"ways": (0, 2)}),
-        ("digits-pick", {"ways": (3, 2)}),
-        ("digits-pick", {"ways": (21, 30)}),  # 3 of 6 can be picked in 20 ways
-        ("digits-sum", {"fewest": 6}),
-        ("digits-locate", {"size": (40, 60)}),
-        ("digits-mix", {"pick": 0, "sum": 0, "locate": 0}),
-        ("word-sums", {"largest": 5}),
-        *(("word-sums", {"operations": both}) for both in ((2, 1), (0, 1), (1, 4))),
-    ],
-)
+@yaml_cases
 def test_options_that_cannot_work_are_refused(name: str, options: dict[str, Any]) -> None:
     """When they are read, not when the first problem is made."""
     with pytest.raises(ValidationError):

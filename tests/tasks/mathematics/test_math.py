@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from selfverify.tasks.math import Math, MathConfig, read_choice, request
 from selfverify.tasks.math_answer import Target, answer_key, compare
 from selfverify.tasks.math_text import final_expression
 from selfverify.tasks.row_task import with_images
+from tables import read_tables, yaml_cases
 
 REQUEST = request("think-answer", score=True)
 IMAGE = Image.new("RGB", (32, 32))
@@ -83,22 +85,7 @@ def test_hints_and_options() -> None:
     assert "[1, 2, 3]" in prompt(problem({"answer_type": "list", "answer": "[4]"}))
 
 
-@pytest.mark.parametrize(
-    ("text", "images", "shown"),
-    [
-        ("Look.", 2, "<IMG><IMG>Look."),
-        ("<image>Look.", 1, "<IMG>Look."),
-        ("One <image> and <image>.", 2, "One <IMG> and <IMG>."),
-        ("In <image 1> or <image 2>, not <image 1>?", 2, "In <IMG> or <IMG>, not image 1?"),
-        ("In <image 2> or <image 1>?", 2, "<IMG><IMG>In image 2 or image 1?"),
-        ("In <image 2>?", 3, "<IMG><IMG><IMG>In image 2?"),
-        ("No image.", 0, "No image."),
-        *[
-            (text, n, "")
-            for text, n in (("<image>", 0), ("<image>", 2), ("<image 3>", 2), ("<image> <image 1>", 1))
-        ],
-    ],
-)
+@yaml_cases
 def test_images_stand_where_the_text_has_them(text: str, images: int, shown: str) -> None:
     """And none disappears: a text that names others than there are is refused."""
     if shown:
@@ -303,18 +290,7 @@ def test_any_text_is_read_without_an_error(text: str) -> None:
     check_rules(text)
 
 
-MUTATED = [
-    "<think>2+2</think><answer>42</answer><score>0.9</score>",
-    "<think>a</think>\n<answer>B</answer>\n<score>1</score>",
-    r"<think>so</think><answer>\boxed{42}</answer><score>0.5</score>",
-    "<think>so</think><answer>The answer is B. 45°</answer><score>0.5</score>",
-    *(
-        f"<think>so</think><answer>{both}</answer><score>1</score>"
-        for both in ("42 or 43", "41, 42", "A or B", "(B) (C)")
-    ),
-    r"<think>so</think><answer>x = 84/2 = 42 \text{ cm}^2</answer><score>0.1</score>",
-    r"<think>so</think><answer>$\frac{84}{2}$, 42 or (41, 43]</answer><score>0.1</score>",
-]
+MUTATED = read_tables(Path(__file__).with_suffix(".yaml"))["mutated"]
 
 
 def strictly_tagged(text: str) -> re.Match[str] | None:

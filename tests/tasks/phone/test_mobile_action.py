@@ -17,28 +17,14 @@ from selfverify.tasks.mobile import (
     vote_key,
     write_call,
 )
+from tables import yaml_cases
 
 
 def call(arguments: Any) -> str:
     return json.dumps({"name": "mobile_use", "arguments": arguments})
 
 
-@pytest.mark.parametrize(
-    ("given", "read"),
-    [
-        ({"action": "click", "coordinate": [935, 406]}, {"action": "click", "coordinate": [935.0, 406.0]}),
-        ({"action": "click", "coordinate": [1.5, 2]}, {"action": "click", "coordinate": [1.5, 2.0]}),
-        *((same, same) for same in (
-            {"action": "long_press", "coordinate": [1, 2], "time": 2}, {"action": "wait", "time": 2.5},
-            {"action": "swipe", "coordinate": [1, 2], "coordinate2": [3, 4]}, {"action": "wait"},
-            {"action": "type", "text": "new delhi"}, {"action": "key", "text": "volume_up"},
-            {"action": "open", "text": "Clock"}, {"action": "system_button", "button": "Back"},
-            {"action": "terminate", "status": "success"},
-        )),
-        # A parameter of another action is left out.
-        ({"action": "type", "text": "a", "coordinate": [1, 2], "time": 1}, {"action": "type", "text": "a"}),
-    ],
-)  # fmt: skip
+@yaml_cases
 def test_calls_are_read(given: dict[str, Any], read: dict[str, Any]) -> None:
     assert parse_tool_call(f"\n{call(given)}\n") == read
 
@@ -81,19 +67,7 @@ def test_reading_never_raises(text: str) -> None:
     parse_tool_call(call({"action": "click", "coordinate": [1, 2]}) + text)
 
 
-@pytest.mark.parametrize(
-    ("end", "direction"),
-    [
-        ([5, 1], "up"),
-        ([5, 9], "down"),
-        ([1, 5], "left"),
-        ([9, 5], "right"),
-        ([8, 2.1], "right"),
-        ([8, 1], "up"),
-        ([8, 2], "up"),  # as far across as up
-        ([5, 5], None),
-    ],
-)
+@yaml_cases
 def test_swipe_directions(end: list[float], direction: str | None) -> None:
     """The finger's, from (5, 5), y counted downwards."""
     assert swipe_direction({"action": "swipe", "coordinate": [5, 5], "coordinate2": end}) == direction
@@ -119,21 +93,6 @@ def at(x: int, y: int, action: str = "click", **more: Any) -> dict[str, Any]:
     return {"action": action, "coordinate": [x, y], **more}
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        # Cells have 0.07 * 2631.8 = 184.2 pixels: 0-184, 184-368, ...
-        (at(10, 10), at(180, 180), True),
-        (at(180, 10), at(190, 10), False),
-        (at(10, 10), at(10, 10, "long_press"), False),
-        ({"action": "type", "text": "New  Delhi"}, {"action": "type", "text": " new delhi"}, True),
-        ({"action": "type", "text": "Delhi"}, {"action": "open", "text": "Delhi"}, False),
-        (at(9, 9, "swipe", coordinate2=[9, 0]), at(500, 900, "swipe", coordinate2=[520, 300]), True),
-        (at(9, 9, "swipe", coordinate2=[9, 0]), at(9, 0, "swipe", coordinate2=[9, 9]), False),
-        ({"action": "wait", "time": 1}, {"action": "wait"}, True),
-        ({"action": "system_button", "button": "Back"}, {"action": "system_button", "button": "Home"}, False),
-        ({"action": "terminate", "status": "success"}, {"action": "terminate", "status": "failure"}, False),
-    ],
-)
+@yaml_cases
 def test_votes(one: dict[str, Any], other: dict[str, Any], same: bool) -> None:
     assert (vote_key(one, (1080, 2400)) == vote_key(other, (1080, 2400))) == same

@@ -27,6 +27,7 @@ from selfverify.tasks.base import Floats
 from selfverify.tasks.grounding import MAX_CHARS, Grounding, MaskOverlap, box_overlap, parse_box
 from selfverify.tasks.row_task import clip_box, convert
 from selfverify.tasks.tool_calls import read_json
+from tables import read_tables, yaml_cases
 
 
 @pytest.mark.parametrize(
@@ -50,13 +51,7 @@ def test_reward_is_iou_in_pixels(space: tuple[int, int], text: str, iou: float) 
     assert judged.correct == (iou > 0.5)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[600, 400, 200, 800]", "[200, 800, 600, 400]", "[200, 400, 200, 800]", "[1000, 0, 1200, 500]",
-        "no box", "",
-    ],
-)  # fmt: skip
+@yaml_cases
 def test_boxes_without_area_are_unreadable(text: str) -> None:
     """Swapped corners, a line, a box outside the image: no reward and no vote."""
     task = grounding()
@@ -110,65 +105,16 @@ def test_trains_and_is_measured(load_policy: Callable[..., Policy], tmp_path: Pa
 
 BOX = [10.0, 20.0, 30.5, 40.0]
 
-FORMS = [
-    "[10, 20, 30.5, 40]",
-    "10 20 30.5 40",
-    " 10, 20,30.5 , 40\n",
-    '{"bbox_2d": [10, 20, 30.5, 40], "label": "the dog"}',
-    '{"bbox": [10, 20, 30.5, 40]}',
-    '{"label": "x", "box": [[10, 20], [30.5, 40]]}',
-    '[{"bbox_2d": [10, 20, 30.5, 40]}, {"bbox_2d": [1, 2, 3, 4]}]',
-    '```json\n[\n\t{"bbox_2d": [10, 20, 30.5, 40], "label": "the dog"}\n]\n```',
-    "```\n[10, 20, 30.5, 40]\n```",
-    "{'bbox': [10, 20, 30.5, 40], 'points_1': [3, 4]}",
-    "[{'bbox_2d': [10, 20, 30.5, 40]}]",
-    "(10, 20), (30.5, 40)",
-    "(10,20),(30.5,40)",
-    "(10,20)(30.5,40)",
-    "[(10, 20), (30.5, 40)]",
-    "(10, 20, 30.5, 40)",
-    "[[10, 20], [30.5, 40]]",
-    "[[10, 20, 30.5, 40]]",
-    "<box>10 20 30.5 40</box>",
-    "<box>[[10, 20, 30.5, 40]]</box>",
-    "<box>(10,20),(30.5,40)</box>",
-    "<|box_start|>(10,20),(30.5,40)<|box_end|>",
-    "<|object_ref_start|>the dog<|object_ref_end|><|box_start|>(10,20),(30.5,40)<|box_end|>",
-    '"[10, 20, 30.5, 40]"',
-    '"10 20 30.5 40"',
-    '{"bbox_2d": "[10, 20, 30.5, 40]"}',
-    '[{"bbox_2d": "10, 20, 30.5, 40"}]',
-    "The dog (on the left) is at [10, 20, 30.5, 40], I am 90 % sure.",
-    '{"bbox_2d": [1e1, 2.0e1, 30.5, 40]}',
-]
 
-
-@pytest.mark.parametrize("text", FORMS)
+@yaml_cases
 def test_every_form_is_read(text: str) -> None:
     assert parse_box(text) == BOX
 
 
 NONE = [
-    *("", "nothing", "10 20 30.5", "10 20 30.5 40 50", "10,,20 30.5 40", "10 20 30.5 40 px"),
-    *("1e1 20 30.5 40", "１０ 20 30.5 40", "\x1c10 20 30.5 40", "10\u00a020 30.5 40", "[10, 20, 30.5]"),
-    *("[]", "[[]]", "[10, 20, 30.5, 40", "[10, 20, 30.5, 40, 50]", "[NaN, 20, 30.5, 40]"),
-    *("[10, 20, Infinity, 40]", "[10, 20, 1e999, 40]", "[10, 20, 100001, 40]", "[true, 20, 30.5, 40]"),
-    *('["10", "20", "30.5", "40"]', f"[10, 20, {'9' * 400}, 40]", "[[[[[[[[10, 20, 30.5, 40]]]]]]]]"),
-    *(
-        "(10, 20), (30.5, 40",
-        "(10, 20), (30.5)",
-        "<box>10 20 30.5 40",
-        "<|box_start|>(10,20),(30.5,40)</box>",
-    ),
-    *("<box>10 20 30.5</box>[10, 20, 30.5, 40]", "[10, 20, 30.5] or rather [10, 20, 30.5, 40]"),
-    '{"bbox_2d": [10, 20, 30.5, 40]',
-    '{"bbox_2d": [10, 20, 30.5, 40],}',
-    '{"bbox_2d": [10, 20, 30.5, 40], "bbox_2d": [10, 20, 30.5, 40]}',
-    '{"bbox_2d": [10, 20, 30.5, 40], "bbox": [10, 20, 30.5, 40]}',
-    *('{"box_2d": [10, 20, 30.5, 40]}', '{"bbox_2d": null}', '{"bbox_2d": {"x": 10}}'),
-    '[{"label": "no box"}, {"bbox_2d": [10, 20, 30.5, 40]}]',
+    *read_tables(Path(__file__).with_suffix(".yaml"))["no_box"],
+    *(f"[10, 20, {'9' * 400}, 40]", "[10, 20, 30.5, 40]" + "x" * MAX_CHARS),
     " " * MAX_CHARS + "[10, 20, 30.5, 40" + " " * MAX_CHARS,
-    "[10, 20, 30.5, 40]" + "x" * MAX_CHARS,
     *("[10, 20, 30.5, 40]" * 60_000, "[" * 4000, '{"a":' * 600, "(1, 2" * 200_000, "1 " * 500_000),
     *("<box>" * 200_000, '"' * 1_000_000),
 ]
@@ -211,19 +157,7 @@ def test_conversion() -> None:
     assert convert(convert([3, 7], (640, 480), (1000, 1000)), (1000, 1000), (640, 480)) == [3, 7]
 
 
-@pytest.mark.parametrize(
-    ("box", "inside"),
-    [
-        ([10, 10, 20, 20], [10, 10, 20, 20]),
-        ([-5, -5, 200, 20], [0, 0, 100, 20]),
-        ([90, 40, 110, 60], [90, 40, 100, 50]),
-        ([20, 10, 10, 20], None),
-        ([10, 10, 10, 20], None),
-        ([100, 10, 120, 20], None),
-        ([-20, -20, 0, 0], None),
-        ([-20, 60, 300, 70], None),
-    ],
-)
+@yaml_cases
 def test_clipping(box: list[float], inside: list[float] | None) -> None:
     """To an image of 100 x 50. What is swapped, flat or outside has no area in it."""
     assert clip_box(box, (100, 50)) == inside

@@ -13,6 +13,7 @@ import pytest
 from selfverify.core.problem import SPLITS, Problem, Split
 from selfverify.core.tags import parse_tagged
 from selfverify.tasks.word_sums import WORDS, WordSums, WordSumsConfig
+from tables import yaml_cases
 
 HARD = {"largest": 50, "operations": (1, 3), "asides": 0.5}
 ARITHMETIC: dict[str, Callable[[int, int], int]] = {
@@ -112,15 +113,7 @@ def test_wrong_demonstrations_are_wrong_and_what_they_teach_is_true() -> None:
     assert forgotten > 10
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<answer>{}</answer>", "<think></think><answer>{} apples</answer>",
-        "<think></think><answer>-{}</answer>", "<think></think><answer>{}.0</answer>",
-        "<think></think><answer>{0} {0}</answer>", "<think></think><answer></answer>",
-        "<think></think><answer>{}</answer>so", "so <think></think><answer>{}</answer>",
-    ],
-)  # fmt: skip
+@yaml_cases
 def test_malformed_answers_earn_nothing(text: str) -> None:
     [(task, problem)] = problems("validation", 1)
     assert judged(task, problem, f"<think></think><answer>{problem.target}</answer>") == 1.0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from PIL import Image
 
 from selfverify.core.errors import DataError
 from selfverify.tasks.tool_calls import ToolError
 from selfverify.visual.tools.gallery import Gallery, Made, SpaceName, smaller, space_named
+from tables import yaml_cases
 
 
 def gallery(size: tuple[int, int] = (200, 100), space: SpaceName = "pixels", shown: int = 10**6) -> Gallery:
@@ -40,18 +39,7 @@ def test_places_are_those_of_the_shown_image() -> None:
     assert region == (40, 40, 120, 80) and seen.written(1, region) == [10, 10, 30, 20]
 
 
-@pytest.mark.parametrize(
-    ("boxes", "said"),
-    [
-        ([[60, 10, 20, 30]], "empty: x_min has to be below x_max"),
-        ([[20, 30, 60, 10], [20, 10, 20, 30]], "empty"),
-        ([[300, 10, 400, 30]], "lies outside of image 1; places go from 0 to 200, 100"),
-        ([[-50, -50, 0, 0]], "lies outside"),
-        ([[math.nan, 0, 5, 5], [0, 0, math.inf, 5]], "no numbers"),
-        ([[5, 5, 6, 6]], "covers 1 x 1 pixels, and at least 4 x 4"),
-        ([[0, 5, 200, 6]], "at least 4 x 4"),
-    ],
-)
+@yaml_cases
 def test_boxes_that_cannot_be(boxes: list[list[float]], said: str) -> None:
     """Each is refused with its reason; none is put right."""
     for box in boxes:
