@@ -110,10 +110,12 @@ class Scripted(TokenSampler):
 
     script: Iterator[int]
 
-    def choose(self, hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    def choose(
+        self, hidden: Tensor, uniform: Tensor, most: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """See `TokenSampler.choose`."""
-        tokens, logprobs = TokenSampler.choose(self, hidden, uniform)
-        return tokens.fill_(next(self.script)), logprobs
+        tokens, logprobs, sure = TokenSampler.choose(self, hidden, uniform, most)
+        return tokens.fill_(next(self.script)), logprobs, sure
 
 
 class Actor(Policy):

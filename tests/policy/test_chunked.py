@@ -97,7 +97,7 @@ def test_keys_grow_layer_by_layer() -> None:
     def fill(each: SharedLayout, start: int, count: int) -> None:
         each.place(torch.zeros(1, each.continuations), start, True)
         for number in range(layers):
-            each.add(number, (torch.ones(1, each.continuations, 3, count, 32),) * 2)
+            each.add(number, *[torch.ones(1, each.continuations, 3, count, 32)] * 2)
 
     with Meter() as meter:
         fill(layout, 0, room)

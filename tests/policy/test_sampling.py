@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from scipy.stats import chisquare
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TopPLogitsWarper
 
 from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
+from selfverify.experiments.registry import make_task
 from selfverify.policy.decoding import Sample, pick_tokens, uniform_draws
 from selfverify.policy.policy import Policy
+from selfverify.policy.tiny_models import write_tiny
 from tiny_models import boosted
 
 FREE = SamplingConfig(group_size=4, top_p=1.0, max_new_tokens=10)
@@ -44,7 +49,7 @@ def test_nucleus_is_that_of_transformers(top_p: float) -> None:
     logits = 3 * torch.randn(8, 30, generator=generator)
     warped = TopPLogitsWarper(top_p=top_p)(torch.zeros(8, 1, dtype=torch.long), logits.clone())
     grid = (torch.arange(2000) + 0.5) / 2000
-    picked = pick_tokens(logits[:, None].expand(8, 2000, 30), grid.expand(8, 2000), 1.0, top_p)
+    picked, _ = pick_tokens(logits[:, None].expand(8, 2000, 30), grid.expand(8, 2000), 1.0, top_p)
     shares = torch.stack([torch.bincount(row, minlength=30) for row in picked]) / 2000
     # Evenly spaced uniforms give every token its probability to within one step of the grid.
     torch.testing.assert_close(shares, warped.softmax(-1), rtol=0, atol=1.01 / 2000)
@@ -54,7 +59,7 @@ def test_nucleus_is_that_of_transformers(top_p: float) -> None:
 def test_the_ends_of_the_unit_interval_are_inside_the_nucleus() -> None:
     logits = torch.tensor([[2.0, 1.0, -9.0, 0.5, -9.0]]).expand(3, 5)
     ends = torch.tensor([0.0, 1.0 - 2**-24, 1.0])
-    assert pick_tokens(logits, ends, 1.0, 0.95).tolist() == [0, 3, 3]
+    assert pick_tokens(logits, ends, 1.0, 0.95)[0].tolist() == [0, 3, 3]
 
 
 def test_samples_do_not_depend_on_batch_companions_or_limits(policy: Policy, problems: list[Problem]) -> None:
@@ -120,8 +125,41 @@ def test_last_bits_of_logits_hardly_change_what_is_drawn(top_p: float) -> None:
     left, right = (pairs + 2e-7 * torch.randn(64, 400, generator=generator) for _ in range(2))
     drawn = torch.rand(64, generator=generator, dtype=torch.float64)
     for temperature in (0.7, 1.0):
-        picked = [pick_tokens(logits, drawn, temperature, top_p) for logits in (left, right)]
+        picked = [pick_tokens(logits, drawn, temperature, top_p)[0] for logits in (left, right)]
         assert int((picked[0] != picked[1]).sum()) <= 1
+
+
+class Kernels(TorchDispatchMode):
+    """Counts the calls that compute something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += not func.is_view and not {"view", "empty"} & {*re.split(r"[._]", str(func))}
+        return func(*args, **(kwargs or {}))
+
+
+def test_kernels_of_a_token(tmp_path: Path) -> None:
+    """In a layer one more than transformers' `generate` of padded prompts, which attends once."""
+    more = []
+    for layers in (1, 2):
+        folder = write_tiny(tmp_path / str(layers), hidden=192, layers=layers)
+        policy = Policy.load(str(folder), device="cpu")
+        prompts = policy.encode([make_task("digits-pick").problem("train", 0, index) for index in range(3)])
+        assert len({len(prompt.ids) for prompt in prompts}) > 1
+        calls = []
+        for tokens in (1, 2, 3):  # the first, in which a model checks itself, does not count
+            sampling = SamplingConfig(group_size=4, top_p=1.0, max_new_tokens=tokens)
+            with Kernels() as kernels:
+                groups = policy.sample(prompts, sampling, seeds=range(3))
+            assert all(len(sample.tokens) == tokens for group in groups for sample in group)
+            calls.append(kernels.calls)
+        more.append(calls[2] - calls[1])
+    layer = more[1] - more[0]
+    assert layer <= 40
+    assert more[0] - layer <= 54
 
 
 @pytest.mark.parametrize("token", ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"])

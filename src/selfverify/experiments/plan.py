@@ -149,7 +149,7 @@ class PlannedStep:
         with self._phase("sampling"):
             with meter.span() as reading:
                 last_bh, prefilled = prefill(policy.forward, lengths.prompts)
-            meter.relabel((x for pair in prefilled.prompt_keys.values() for x in pair), "caches")
+            meter.relabel(prefilled.prompt_keys.values(), "caches")
             layout = prefilled.to_grow(g, scores_at_once(policy.forward))
             layout.least_room = SharedLayout.FIRST_ROOM
             while layout.least_room < total - 1:  # as it grows by itself
@@ -174,7 +174,7 @@ class PlannedStep:
         ids = torch.zeros(*shape, width, dtype=torch.long)
         layout.place(ids[..., 0], max(kept, 0), True)
         self.policy.forward.grow(ids, ids.expand(axes, *ids.shape), layout)
-        self.meter.relabel((x for pair in layout.own_keys.values() for x in pair), "caches")
+        self.meter.relabel(layout.own_keys.values(), "caches")
 
     def _read_scores(self) -> None:
         """Read the scores of all answers, as methods do whose verifier is read and not sampled."""

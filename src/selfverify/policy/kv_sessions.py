@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from selfverify.core.trajectory import Finish, SampleIndex
-from selfverify.policy.decoding import Sample, TokenSampler, require_finite, uniform_draws
+from selfverify.policy.decoding import SHORT, Sample, TokenSampler, require_finite, uniform_draws
 from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.forward import Forward, Heard, append, batches, prefill, scores_at_once
 from selfverify.policy.packing import Continuation, SharedLayout
@@ -276,30 +276,36 @@ class SharedKVSession:
         draws_bgt = self._draws(turns, steps).to(device)
         tokens_bgt = torch.zeros(b, g, steps, dtype=torch.long, device=device)
         logprobs_bgt = torch.zeros(b, g, steps, device=device)
-        ended_bg = torch.full((b, g), -1, dtype=torch.long, device=device)
-        ended_bg[~wanted_bg] = 0
-        last_bg = self._last_steps(steps).to(device)
+        last_bg = self._last_steps(steps).masked_fill(~wanted_bg, -1).to(device)
+        cut_bg = torch.zeros(b, g, dtype=torch.bool, device=device)
         hidden_bgh = self._hidden_bgh[rows.at]
         writing = {place: Sample([], [], Finish.LENGTH) for place in turns}
         for step in range(steps):
             if given_up is not None:
                 for problem in given_up():
-                    goes_on = (ended_bg[problem] < 0) & (last_bg[problem] >= step)
-                    ended_bg[problem] = torch.where(goes_on, step, ended_bg[problem])
-            chosen, chosen_logprobs = self.voice.choose(hidden_bgh, draws_bgt[*rows.at, step])
+                    cut_bg[problem] |= last_bg[problem] >= step
+                    last_bg[problem].clamp_(max=step)
+            draws, last = draws_bgt[*rows.at, step], last_bg[rows.at]
+            for most in (SHORT, None):
+                chosen, chosen_logprobs, sure = self.voice.choose(hidden_bgh, draws, most)
+                ends = torch.isin(chosen, self.voice.stop) & (last >= step)
+                # Of what this loop computes, the host waits for this alone: once, unless a nucleus is long.
+                alive, known = torch.stack([(last > step) & ~ends, sure]).cpu()
+                if bool(known.all()):
+                    break
             tokens_bgt[*rows.at, step] = chosen
             logprobs_bgt[*rows.at, step] = chosen_logprobs
-            before, last = ended_bg[rows.at], last_bg[rows.at]
-            ends = torch.isin(chosen, self.voice.stop) & (before < 0) & (step <= last)
-            ended_bg[rows.at] = torch.where(ends, step, before)
-            # Of what this loop computes, the host waits for this alone, and for whom top-p leaves.
-            alive = ((ended_bg[rows.at] < 0) & (step < last)).cpu()
+            last_bg[rows.at] = last.masked_fill(ends, step)
             if watcher is not None:
-                show(watcher, writing, rows, chosen, chosen_logprobs, ends, step >= last, alive)
-            if step + 1 == steps or not bool(alive.any()):
+                own = ~cut_bg[rows.at]
+                facts = chosen, chosen_logprobs, ends & own, (step >= last) & own, alive
+                show(watcher, writing, rows, *facts)
+            count = int(alive.sum())
+            if step + 1 == steps or not count:
                 break
-            which, slots = packed_rows(alive)
-            if slots.numel() <= 0.8 * alive.numel():
+            enough = 0.8 * alive.numel()
+            which, slots = packed_rows(alive) if count <= enough else (alive, alive)
+            if slots.numel() <= enough:
                 self._put_back(layout, rows, step, more)
                 which, slots = which.to(device), slots.to(device)
                 layout = layout.select(which, slots, release=layout is not self._layout)
@@ -307,12 +313,13 @@ class SharedKVSession:
                 rows = self._rows(rows.problems[which], rows.slots[which[:, None], slots])
             hidden_bgh = self._decode(chosen, rows, layout, step)
         self._put_back(layout, rows, step, more)
-        lengths = torch.where(ended_bg >= 0, ended_bg, last_bg).add(1).tolist()
-        ended, tokens, logprobs = ended_bg.tolist(), tokens_bgt.tolist(), logprobs_bgt.tolist()
+        ends_bg = torch.isin(tokens_bgt.gather(2, last_bg.clamp(min=0)[..., None])[..., 0], self.voice.stop)
+        stopped, last_said = (ends_bg | cut_bg).tolist(), last_bg.tolist()
+        tokens, logprobs = tokens_bgt.tolist(), logprobs_bgt.tolist()
         said = {}
         for i, j in turns:
-            n = lengths[i][j]
-            finish = Finish.STOP if ended[i][j] >= 0 else Finish.LENGTH
+            n = last_said[i][j] + 1
+            finish = Finish.STOP if stopped[i][j] else Finish.LENGTH
             said[i, j] = Sample(tokens[i][j][:n], logprobs[i][j][:n], finish)
             self.lengths_bg[i, j] += n - 1
             self._next_bg[i, j] += n - 1

@@ -224,7 +224,7 @@ class _Said(LogitsProcessor):
 
     def draw(self, logits_gv: Tensor) -> Tensor:
         """Draw the next token of each sample; ``[G]``."""
-        chosen_g, logprobs_g = self.voice.pick(logits_gv.float(), self.draws_gt[:, len(self.tokens)])
+        chosen_g, logprobs_g, _ = self.voice.pick(logits_gv.float(), self.draws_gt[:, len(self.tokens)])
         self.tokens.append(chosen_g)
         self.logprobs.append(logprobs_g)
         self.ended_g |= torch.isin(chosen_g, self.voice.stop)
