@@ -16,7 +16,7 @@ from rounding import assert_close
 from selfverify.policy import shared_attention
 from selfverify.policy.flash import CpuFlash, CudaFlash, Flash, Sizes, flash_for
 from selfverify.policy.packing import Carrier, SharedLayout
-from selfverify.policy.shared_attention import Keys, MergedAttention, merged
+from selfverify.policy.shared_attention import MergedAttention, SeenKeys, merged
 
 B, G, K, R, D, P = 2, 3, 2, 5, 8, 7
 SCALING = D**-0.5
@@ -144,9 +144,9 @@ def test_behind_kept_tokens(
         room = [each.to(dtype) for each in noise]
         new = new_keys, new_values
         seen = [
-            Keys((prompt[0], prompt[1]), padded(sizes)),
-            Keys((room[0], room[1]), padded(kept)),
-            Keys(new, causal=True),
+            SeenKeys((prompt[0], prompt[1]), padded(sizes)),
+            SeenKeys((room[0], room[1]), padded(kept)),
+            SeenKeys(new, causal=True),
         ]
         found = merged(flash, query, seen, SCALING)
         for b in range(B):

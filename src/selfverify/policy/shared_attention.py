@@ -152,7 +152,7 @@ def _attention(query: Tensor, prompt: Pair, own: Pair, masks: Masks, scale: floa
 
 
 @dataclass(slots=True)
-class Keys:
+class SeenKeys:
     """One set of keys that growing tokens see, for `merged`.
 
     Args:
@@ -166,7 +166,13 @@ class Keys:
     causal: bool = False
 
 
-def merged(flash: Flash, query: Tensor, seen: Sequence[Keys], scaling: float) -> Tensor:
+def _attended(flash: Flash, part: Part, shape: torch.Size, own: bool) -> tuple[Tensor, Tensor, Any]:
+    """Attention to one part: output and logarithm ``[B, G, K, N, R, *]``, and what a backward pass needs."""
+    out, log, rest = flash.forward(part)
+    return flash.unrows(out, shape, own), flash.unrows(log.unsqueeze(-1), shape, own), rest
+
+
+def merged(flash: Flash, query: Tensor, seen: Sequence[SeenKeys], scaling: float) -> Tensor:
     """Attention of new tokens to all that they see; it has no gradients.
 
     Args:
@@ -181,10 +187,9 @@ def merged(flash: Flash, query: Tensor, seen: Sequence[Keys], scaling: float) ->
     found, rows = [], {own: flash.rows(query, own) for own in (False, True)}
     for keys in seen:
         own = keys.pair[0].dim() == 5
-        pair = [x.flatten(0, 1) if own else x for x in keys.pair]
-        causal = query.shape[4] if keys.causal else 0
-        out, log, _ = flash.forward(Part(rows[own], *pair, causal, keys.sizes, scaling))
-        found.append((flash.unrows(out, query.shape, own), flash.unrows(log.unsqueeze(-1), query.shape, own)))
+        k, v = (x.flatten(0, 1) if own else x for x in keys.pair)
+        part = Part(rows[own], k, v, query.shape[4] if keys.causal else 0, keys.sizes, scaling)
+        found.append(_attended(flash, part, query.shape, own)[:2])
     out, log = found.pop()
     while found:
         # A part's share of the softmax's denominator. Few calls matter more than a digit of bfloat16.
@@ -238,18 +243,13 @@ class MergedAttention(torch.autograd.Function):
         """See the class."""
         to_prompt, to_own = flash.rows(query, False), flash.rows(query, True)
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
-        parts = (
-            Part(to_prompt, prompt_keys, prompt_values, 0, sizes, scaling),
-            Part(to_own, keys, values, query.shape[4], None, scaling),
-        )
-        outs, logs, ctx.rests = zip(*map(flash.forward, parts), strict=True)
-        outs, logs = (
-            [flash.unrows(x, query.shape, own) for own, x in zip((False, True), each, strict=True)]
-            for each in (outs, [log.unsqueeze(-1) for log in logs])
-        )
-        log = torch.logaddexp(*logs)
-        shares = [(its - log).exp() for its in logs]
-        out = (outs[0] * shares[0]).addcmul_(outs[1], shares[1]).to(query.dtype)
+        prompt = Part(to_prompt, prompt_keys, prompt_values, 0, sizes, scaling)
+        own = Part(to_own, keys, values, query.shape[4], None, scaling)
+        prompt_out, prompt_log, prompt_rest = _attended(flash, prompt, query.shape, False)
+        own_out, own_log, own_rest = _attended(flash, own, query.shape, True)
+        log = torch.logaddexp(prompt_log, own_log)
+        out = (prompt_out * (prompt_log - log).exp()).addcmul_(own_out, (own_log - log).exp())
+        out, ctx.rests = out.to(query.dtype), (prompt_rest, own_rest)
         ctx.save_for_backward(to_prompt, to_own, prompt_keys, prompt_values, keys, values, out, log)
         ctx.flash, ctx.sizes, ctx.scaling = flash, sizes, scaling
         return out
@@ -388,13 +388,13 @@ def _grow(layer: _Layer) -> Tensor:
     padded = not layout.even or layout.sizes() is not None
     if flash is None or (r == 1 and not flash.for_one(keys.shape[3], padded)):
         return _rows(two_part_attention(layout, query, prompt, (keys, values), window, layer.scale))
-    seen = [Keys((prompt[0], prompt[1]), layout.sizes())] if layout.prompt_width else []
+    seen = [SeenKeys((prompt[0], prompt[1]), layout.sizes())] if layout.prompt_width else []
     if r == 1:
-        seen.append(Keys((keys, values), layout.kept_sizes(1)))
+        seen.append(SeenKeys((keys, values), layout.kept_sizes(1)))
     else:
         kept = keys[:, :, :, : layout.longest], values[:, :, :, : layout.longest]
-        seen += [Keys(kept, layout.kept_sizes())] if layout.longest else []
-        seen.append(Keys(new, causal=True))
+        seen += [SeenKeys(kept, layout.kept_sizes())] if layout.longest else []
+        seen.append(SeenKeys(new, causal=True))
     return _rows(merged(flash, query.permute(0, 3, 1, 2, 4, 5), seen, layer.scale))
 
 
