@@ -20,8 +20,8 @@ from selfverify.core.episode import Call, StepResult
 from selfverify.core.problem import Problem
 from selfverify.policy.decoding import TokenSampler
 from selfverify.policy.policy import Policy
-from selfverify.policy.tiny_models import text_tokenizer, write_tiny_text
 from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
+from selfverify_phone.fresh_model import text_tokenizer, write_tiny_text
 from selfverify_phone.small_policy import corpus, phrases
 from selfverify_phone.task import LOOKING, PhoneAgents, PhoneAgentsConfig
 

@@ -29,7 +29,7 @@ from reproduce.scripts import script
 from selfverify.cli.options import say, settings_as_options
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.files import differences, make_folder, make_output_folder, only_writer, write_text
+from selfverify.core.files import differences, make_folder, only_writer, write_text
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe, to_yaml
 
 WORKER = [sys.executable, "-m", "reproduce.one_run"]
@@ -101,7 +101,7 @@ def run_study(
     failures: dict[str, str] = {}
     with ExitStack() as held:
         if not report_only:
-            make_output_folder(output)
+            make_folder(output)
             held.enter_context(only_writer(output))
             chosen = [(r, job) for r, job in zip(runs, work, strict=True) if not only or r.variant in only]
             failures = _do_jobs(chosen, evaluations, _Pool(jobs, say, launch))

@@ -25,7 +25,14 @@ from reproduce.tables import Column, difference_table, figure_table
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.jsonl_store import read_journal
 from selfverify.evaluation.samples import StoredSample, read_samples
-from selfverify.evaluation.visual_metrics import WITHIN, CappedArrays, CappedProblem, as_arrays, outcomes
+from selfverify.evaluation.visual_metrics import (
+    WITHIN,
+    CappedArrays,
+    CappedProblem,
+    StopOutcome,
+    as_arrays,
+    outcomes,
+)
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe, recipe_task
 from selfverify.experiments.run import measure
 from selfverify.experiments.train_stopping import CAP_FILE, LOOKING, CappedLooks
@@ -71,6 +78,14 @@ class StudySeed:
     arms: dict[str, Path]
 
 
+def seed_of(run: Path, arms: dict[str, Path]) -> StudySeed:
+    """Return what belongs to the run of a verifier; see `seeds_of` for errors."""
+    if load_recipe(run).stopping is None:
+        raise ConfigError(f"{VERIFIER}={run}: its recipe has no section `stopping`")
+    model = run / VERIFIER_RUN / MODEL_FOLDER
+    return StudySeed(run, model, StopCalibration.load(model), arms)
+
+
 def seeds_of(named: Sequence[tuple[str, str]]) -> list[StudySeed]:
     """Sort what was named into seeds, and look whether it is there.
 
@@ -91,13 +106,7 @@ def seeds_of(named: Sequence[tuple[str, str]]) -> list[StudySeed]:
         for run in arms:
             if not (run / RECIPE_FILE).is_file() or not (run / MODEL_FOLDER).is_dir():
                 raise ConfigError(f"{name}={run}: no run with {RECIPE_FILE} and a trained {MODEL_FOLDER}")
-    seeds = []
-    for k, run in enumerate(runs):
-        if load_recipe(run).stopping is None:
-            raise ConfigError(f"{VERIFIER}={run}: its recipe has no section `stopping`")
-        model = run / VERIFIER_RUN / MODEL_FOLDER
-        arms_of_seed = {name: arms[k] for name, arms in folders.items()}
-        seeds.append(StudySeed(run, model, StopCalibration.load(model), arms_of_seed))
+    seeds = [seed_of(run, {name: arms[k] for name, arms in folders.items()}) for k, run in enumerate(runs)]
     if len(rules := {seed.stored.rule for seed in seeds}) > 1:
         raise ConfigError(f"the verifiers are calibrated for different rules: {', '.join(sorted(rules))}")
     return seeds
@@ -120,9 +129,14 @@ class RowOfSeed:
 
 def of_looks(looked: CappedArrays, epsilons: Mapping[Kind, float]) -> dict[str, RowOfSeed]:
     """All rules on conversations that were held to the cap, by name (`visual_metrics.outcomes`)."""
+    return by_problem(looked, outcomes(looked, epsilons))
+
+
+def by_problem(looked: CappedArrays, found: Mapping[str, StopOutcome]) -> dict[str, RowOfSeed]:
+    """The problems' means of rules' outcomes, by name."""
     made = {}
     counts = np.bincount(looked.problem, minlength=looked.problems)
-    for name, outcome in outcomes(looked, epsilons).items():
+    for name, outcome in found.items():
         values = (outcome.right, outcome.steps, outcome.visual, outcome.seen, outcome.early, outcome.late)
         known = {
             str(column.key): np.bincount(looked.problem, one, minlength=looked.problems) / counts
@@ -223,11 +237,11 @@ def compared(
     epsilons: list[dict[Kind, float]] = []
     for k, seed in enumerate(seeds):
         say(f"seed {k}: {_reasoner(seed).policy.path}, held to the cap")
-        epsilons.append(_epsilons(seed))
-        found = of_looks(_capped(seed, study / str(k) / "shown", problems), epsilons[-1])
+        epsilons.append(epsilons_of(seed))
+        found = of_looks(capped(seed, study / str(k) / "shown", problems), epsilons[-1])
         for taken in TAKEN:
             say(f"seed {k}: what tools make {taken}")
-            others = of_looks(_capped(seed, study / str(k) / taken, fewer), epsilons[-1])
+            others = of_looks(capped(seed, study / str(k) / taken, fewer), epsilons[-1])
             found[taken], found[f"{taken}, self-stop"] = others[seed.stored.rule], others["self-stop"]
         for name, run in seed.arms.items():
             say(f"seed {k}: {name}")
@@ -251,13 +265,13 @@ def _reasoner(seed: StudySeed, problems: int = PROBLEMS, *more: str) -> Recipe:
     return recipe.model_copy(update={"policy": recipe.policy.for_model(recipe.policy.path)})
 
 
-def _capped(seed: StudySeed, folder: Path, problems: int) -> CappedArrays:
+def capped(seed: StudySeed, folder: Path, problems: int) -> CappedArrays:
     """The reasoner held to the cap, with results as the folder is called."""
     recipe = _reasoner(seed, problems, f"task.results={folder.name}")
     return CappedLooks(recipe, None, str(seed.verifier), output=folder).hold("test")
 
 
-def _epsilons(seed: StudySeed) -> dict[Kind, float]:
+def epsilons_of(seed: StudySeed) -> dict[Kind, float]:
     """ε of both rules: the stored one, and the other's for the same target on the same conversations.
 
     Of the other rule nothing is said where these are gone, or where it does not reach the target.

@@ -7,12 +7,13 @@ Every model samples, every model judges all samples, a table for each number of 
 from __future__ import annotations
 
 import gc
+import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,23 +21,24 @@ import typer
 
 from reproduce.by_size import SIZES, columns_for, figures_by_size, sizes_of
 from reproduce.scripts import Overrides, named_folders, script
-from reproduce.statistics import MeasuredRun, measure_run, pooled
-from reproduce.tables import Column, figure_table
+from reproduce.statistics import MeasuredRun, difference, measure_run, pooled
+from reproduce.tables import Column, seed_tables
 from selfverify.cli.options import settings_as_options
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import make_output_folder, write_json, write_text
+from selfverify.core.files import make_folder, write_json, write_text
 from selfverify.core.jsonl_store import STRICT, open_journal, read_journal
 from selfverify.core.policy_config import is_served
 from selfverify.core.problem import Problem
+from selfverify.core.score_tokens import ScoreReading
 from selfverify.core.tags import parse_tagged
 from selfverify.core.trajectory import ANSWER, Group, Segment, Trajectory
 from selfverify.evaluation.answerers import ServerAnswerer, make_answerer
 from selfverify.evaluation.breakdown import MOST_VALUES, Columns, columns_of
 from selfverify.evaluation.evaluate import HeldOut, evaluate
 from selfverify.evaluation.metrics import SampleTable
-from selfverify.evaluation.samples import StoredSample, read_samples
-from selfverify.evaluation.statistics import auc_statistic, average_precision_statistic, mean_statistic
+from selfverify.evaluation.samples import TEXT_RULES, StoredSample, read_samples, with_rule_scores
+from selfverify.evaluation.statistics import mean_statistic, ranking_statistics
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.experiments.run import measuring_engine
@@ -47,10 +49,14 @@ from selfverify.verifiers.base import Verifier
 from selfverify.verifiers.policy_verifiers import Form, PolicyJudge
 from selfverify.verifiers.reward_models import RewardModel, ValueHead, has_value_head, reward_identity
 
+WITHIN, TOLD = "within_problem_auc", "Right and wrong answers told apart"
+WRITTEN = ", written"
+"""Behind a verifier's name: by scores drawn as it would write them, not by the expected ones."""
 Pair = tuple[str, str]
 """The model that wrote the answers, and the scores that the choice is made by: ``majority``, ``none`` for a
 single sample, or a verifier's."""
 JUDGING = (
+    Column(WITHIN, "AUC within problems"),
     Column("auc", "AUC"),
     Column("ap", "AP"),
     Column("scored", "answers with a score", better=False),
@@ -64,7 +70,7 @@ def matrix(
     problems: Mapping[str, Problem] | None = None,
     *,
     sizes: Sequence[int] = SIZES,
-    strategy: str = "best",
+    strategies: Sequence[str] = ("best",),
     categories: Columns | None = None,
 ) -> dict[int, dict[Pair, MeasuredRun]]:
     """Return all pairs' figures by N. Sizes beyond a generator's number of samples are left out.
@@ -76,7 +82,8 @@ def matrix(
         task: Its figures are given, or accuracy where it has none.
         problems: The problems by id, which tasks whose answers are boxes need.
         sizes: Numbers of candidates per problem.
-        strategy: The strategy that uses the scores; the paper takes the best.
+        strategies: The strategies that use the scores; the paper takes the best. Rows of all but the first
+            name theirs behind the verifier.
         categories: Which problems, in the order of the first generator's samples, belong to each value of
             each column; there are figures of each of them, and of all problems.
 
@@ -91,21 +98,22 @@ def matrix(
             raise DataError(
                 f"generator {generator} answered other problems than the first: {sorted(other)[:3]}"
             )
-        for verifier, chooser in [("majority", "majority"), *((name, strategy) for name in verifiers)]:
+        for verifier, choosers in [("majority", ["majority"]), *((name, strategies) for name in verifiers)]:
             by_row = figures_by_size(
-                rows, task, problems or {}, [chooser],
+                rows, task, problems or {}, choosers,
                 sizes=sizes if verifier == "majority" else [n for n in sizes if n > 1],
                 headline=verifier, columns=categories, order=order,
             )  # fmt: skip
-            for (n, _), run in by_row.items():
-                found[n][generator, "none" if n == 1 else verifier] = run
+            for (n, chooser), run in by_row.items():
+                label = verifier if chooser == choosers[0] else f"{verifier}, {chooser}"
+                found[n][generator, "none" if n == 1 else label] = run
     return {n: rows for n, rows in found.items() if rows}
 
 
 def judgings(
     samples: Mapping[str, Sequence[StoredSample]], verifiers: Sequence[str]
 ) -> dict[Pair, MeasuredRun]:
-    """Return how well each verifier judges the answers of each generator, whatever is chosen by it.
+    """Return how well each verifier judges the answers of each generator.
 
     ``auc`` and ``ap`` are over all samples; ``scored`` is the share of the samples that have a score.
     """
@@ -114,47 +122,66 @@ def judgings(
         table = SampleTable.from_samples(rows, target_boxes=None, headline="soft")
         for verifier in verifiers:
             score = table.scores.get(verifier, np.full(table.correct.shape, np.nan))
-            statistics = {
-                "auc": auc_statistic(score, table.correct),
-                "ap": average_precision_statistic(score, table.correct),
-                "scored": mean_statistic((~np.isnan(score)).mean(-1)),
-            }
+            statistics = ranking_statistics(score, table.correct)
+            statistics["scored"] = mean_statistic((~np.isnan(score)).mean(-1))
             found[generator, verifier] = measure_run(statistics)
     return found
 
 
-def as_markdown(
-    cells: Mapping[int, Mapping[Pair, MeasuredRun]], judged: Mapping[Pair, MeasuredRun] | None = None
-) -> str:
+class Found(NamedTuple):
+    """Figures of one training seed's models: by N and pair, and how well verifiers judge by pair."""
+
+    cells: Mapping[int, Mapping[Pair, MeasuredRun]]
+    judged: Mapping[Pair, MeasuredRun]
+
+
+def as_markdown(found: Mapping[int, Found], against: Pair | None = None) -> str:
     """Return the paper's layout: a table per number of samples, a row per pair, a column per figure.
 
     Categories of more than `MOST_VALUES` values are left out. The last table says how well verifiers judge.
+
+    Args:
+        found: The figures by training seed.
+        against: The pair whose differences from all others are shown, too, in each table that has it.
     """
-    places = dict.fromkeys(place for rows in cells.values() for run in rows.values() for place in run)
+    tables = _tables(found)
+    places = dict.fromkeys(
+        place for one in found.values() for of in one.cells.values() for run in of.values() for place in run
+    )
     values = Counter(name.partition(": ")[0] for name in {place.category for place in places})
-    columns = columns_for(p for p in places if values[p.category.partition(": ")[0]] <= MOST_VALUES)
-    shown = [(f"## N = {n}", rows, columns) for n, rows in cells.items()]
-    if judged:
-        shown.append(("## Right and wrong answers told apart", judged, [*JUDGING]))
-    parts = []
-    for title, rows, of in shown:
-        figures = {pair: pooled({0: run}) for pair, run in rows.items()}
-        parts += [title, figure_table(["generator", "verifier"], figures, of)]
+    few = columns_for(p for p in places if values[p.category.partition(": ")[0]] <= MOST_VALUES)
+    ahead = {
+        title: {pair: difference(of, by_pair[against]) for pair, of in by_pair.items() if pair != against}
+        for title, by_pair in tables.items()
+        if against in by_pair
+    }
+    parts = seed_tables(
+        ["generator", "verifier"], tables, lambda title: JUDGING if title == TOLD else few, ahead,
+        " with ".join(against or ()),
+    )  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
 
-def as_json(
-    cells: Mapping[int, Mapping[Pair, MeasuredRun]], judged: Mapping[Pair, MeasuredRun]
-) -> dict[str, list[dict[str, Any]]]:
+def _tables(found: Mapping[int, Found]) -> dict[str, dict[Pair, dict[int, MeasuredRun]]]:
+    """Turn what each seed has into what each table has: pairs, and their figures by seed."""
+    tables: dict[str, dict[Pair, dict[int, MeasuredRun]]] = {}
+    for seed, one in found.items():
+        for title, rows in [*((f"N = {n}", rows) for n, rows in one.cells.items()), (TOLD, one.judged)]:
+            for pair, run in rows.items():
+                tables.setdefault(title, {}).setdefault(pair, {})[seed] = run
+    return tables
+
+
+def as_json(found: Mapping[int, Found]) -> dict[str, list[dict[str, Any]]]:
     """Return the same as plain JSON: a line for each figure, and for each pair how well it judges."""
-    lines = [
-        {"n": n, "generator": pair[0], "verifier": pair[1], **place._asdict(), **figure}
-        for n, rows in cells.items()
-        for pair, run in rows.items()
-        for place, figure in pooled({0: run}).items()
-    ]
-    told = [{"generator": pair[0], "verifier": pair[1], **pooled({0: run})} for pair, run in judged.items()]
-    return {"cells": lines, "judging": told}
+    tables, lines = _tables(found), []
+    told = tables.pop(TOLD, {})
+    for title, by_pair in tables.items():
+        for pair, of in by_pair.items():
+            about = {"n": int(title[4:]), "generator": pair[0], "verifier": pair[1]}
+            lines += [about | place._asdict() | figure for place, figure in pooled(of).items()]
+    judging = [{"generator": pair[0], "verifier": pair[1], **pooled(of)} for pair, of in told.items()]
+    return {"cells": lines, "judging": judging}
 
 
 FEW = 8
@@ -163,12 +190,16 @@ FEW = 8
 
 @dataclass(frozen=True, slots=True)
 class JudgedProblem:
-    """A line of a journal of scores: those of a problem's samples, None for answers without one."""
+    """A line of a journal of scores: those of a problem's samples, None for answers without one.
+
+    ``written`` has scores that were drawn as the judge would write them; it is empty where a judge has none.
+    """
 
     __pydantic_config__: ClassVar = STRICT
 
     index: int
     scores: list[float | None]
+    written: list[float | None] = field(default_factory=list)
 
 
 def stored_scores(
@@ -179,8 +210,10 @@ def stored_scores(
     problems: Sequence[Problem],
     samples: Sequence[StoredSample],
     batch: int,
-) -> list[float | None]:
+) -> dict[str, list[float | None]]:
     """Return a judge's scores in the order of the samples, those that a journal holds and new ones.
+
+    By "" the expected ones or a server's, by `WRITTEN` those that a policy would write, where it has some.
 
     Args:
         file: The journal. One of other settings is made anew.
@@ -203,24 +236,36 @@ def stored_scores(
     for first in range(0, len(left), batch):
         assert judge is not None
         part = left[first : first + batch]
-        scores = judge.score(_groups(task, [problems[index] for index in part], samples))
-        made = [JudgedProblem(index, [*own]) for index, own in zip(part, scores, strict=True)]
+        groups = _groups(task, [problems[index] for index in part], samples)
+        if isinstance(judge, PolicyJudge):
+            read = judge.readings(groups)
+            scores = [[reading.soft if reading else None for reading in row] for row in read]
+            written = [
+                [_drawn(r, f"{of.problem.id}/{g}") for g, r in enumerate(row)]
+                for of, row in zip(groups, read, strict=True)
+            ]
+        else:
+            scores, written = judge.score(groups), [[] for _ in part]
+        made = [JudgedProblem(*one) for one in zip(part, scores, written, strict=True)]
         journal.append(*map(asdict, made))
         known |= {row.index: row for row in made}
-    by_problem = {problem.id: iter(known[index].scores) for index, problem in enumerate(problems)}
-    return [next(by_problem[sample.problem]) for sample in samples]
+    found = {}
+    for kind, own in (
+        ("", [known[i].scores for i in range(len(problems))]),
+        (WRITTEN, [known[i].written for i in range(len(problems))]),
+    ):
+        by_problem = {problem.id: iter(row) for problem, row in zip(problems, own, strict=True)}
+        if all(own):
+            found[kind] = [next(by_problem[sample.problem]) for sample in samples]
+    return found
 
 
-def judge_samples(
-    judge: Verifier, task: Task, problems: Sequence[Problem], samples: Sequence[StoredSample], batch: int = 64
-) -> list[float | None]:
-    """Return a judge's scores in the order of the samples; None for answers that could not be read."""
-    by_problem: dict[str, Iterator[float | None]] = {}
-    for first in range(0, len(problems), batch):
-        part = problems[first : first + batch]
-        scores = judge.score(_groups(task, part, samples))
-        by_problem |= {problem.id: iter(own) for problem, own in zip(part, scores, strict=True)}
-    return [next(by_problem[sample.problem]) for sample in samples]
+def _drawn(reading: ScoreReading | None, name: str) -> float | None:
+    """Draw a score from a distribution, the same one for each answer's name."""
+    if reading is None:
+        return None
+    shares = reading.distribution()
+    return random.Random(name).choices([*shares], [*shares.values()])[0]
 
 
 def _groups(task: Task, problems: Sequence[Problem], samples: Sequence[StoredSample]) -> list[Group]:
@@ -246,20 +291,26 @@ class Models:
 
     Args:
         both: The models' paths; ``URL#MODEL`` is one behind a server.
-        servers: More verifiers, models behind OpenAI-compatible servers as ``URL#MODEL``. They judge and
-            answer nothing.
+        judging: More verifiers, models as in ``both``. They judge and answer nothing.
         rewarding: More verifiers, folders of sequence classifiers with one label, or of models with a value
             head, which also read images.
     """
 
     both: Mapping[str, str]
-    servers: Mapping[str, str] = field(default_factory=dict)
+    judging: Mapping[str, str] = field(default_factory=dict)
     rewarding: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def judges(self) -> dict[str, str]:
         """All of them."""
-        return {**self.both, **self.servers, **self.rewarding}
+        return {**self.both, **self.judging, **self.rewarding}
+
+    def of(self, seed: int) -> Models:
+        """Put a training seed where paths say ``{seed}``."""
+        given = (self.both, self.judging, self.rewarding)
+        return Models(
+            *({name: path.replace("{seed}", str(seed)) for name, path in of.items()} for of in given)
+        )
 
 
 def run_matrix(
@@ -267,11 +318,13 @@ def run_matrix(
     recipe: Recipe,
     output: Path,
     *,
+    seeds: Sequence[int] = (),
     sizes: Sequence[int] = SIZES,
-    strategy: str = "best",
+    strategies: Sequence[str] = ("best",),
     form: Form = "continue",
+    against: Pair | None = None,
     say: Callable[[str], None] = print,
-) -> dict[int, dict[Pair, MeasuredRun]]:
+) -> dict[int, Found]:
     """Measure every model as generator and as verifier, on the recipe's task and evaluation settings.
 
     Writes ``NAME.jsonl`` (samples), ``NAME-by-NAME.jsonl`` (scores that a model gives another's samples),
@@ -282,13 +335,15 @@ def run_matrix(
         models: Who answers and who judges.
         recipe: Gives the task, the policy settings, the evaluation settings and the response length.
         output: The folder to write to.
+        seeds: Training seeds that take the place of ``{seed}`` in paths, each in a folder of its own.
         sizes: The numbers of candidates per problem to compare.
-        strategy: The strategy that uses the scores.
+        strategies: The strategies that use the scores.
         form: How the judges see the answers.
+        against: The generator and the verifier that all others are compared with.
         say: Gets a line about each piece of work before it begins.
 
     Returns:
-        The figures.
+        The figures by seed; without seeds, those of 0.
 
     Raises:
         ConfigError: ``evaluation.score`` is not ``soft``, no size is within ``evaluation.samples``, the
@@ -296,6 +351,26 @@ def run_matrix(
             a reward model is none or cannot read the problems.
         ServerError: A server failed; what was finished is stored.
     """
+    found = {}
+    for seed in seeds or [0]:
+        folder = output / f"seed-{seed}" if seeds else output
+        found[seed] = _one_seed(models.of(seed), recipe, folder, sizes, strategies, form, say)
+    about = {"strategies": [*strategies], "form": form, "task": recipe.task.name, "seeds": [*found]}
+    write_json(output / "matrix.json", about | as_json(found))
+    write_text(output / "matrix.md", as_markdown(found, against))
+    return found
+
+
+def _one_seed(
+    models: Models,
+    recipe: Recipe,
+    output: Path,
+    sizes: Sequence[int],
+    strategies: Sequence[str],
+    form: Form,
+    say: Callable[[str], None],
+) -> Found:
+    """Let the models of one training seed answer and judge."""
     task = make_task(recipe.task.name, **recipe.task.options)
     config = recipe.evaluation
     if config.score != "soft":
@@ -305,9 +380,9 @@ def run_matrix(
         )
     if min(sizes) > config.samples:
         raise ConfigError(f"sizes from {min(sizes)}: only evaluation.samples={config.samples} are drawn")
-    make_output_folder(output)
+    make_folder(output)
     held = _Held(models, recipe, form)
-    known = {name: f"{name} ({address})" for name, address in models.servers.items()}
+    known = {name: _identity(held.answerer(name)) for name in models.judging}
     known |= {name: reward_identity(path) for name, path in models.rewarding.items()}
     samples: dict[str, list[StoredSample]] = {}
     spaces: set[tuple[int, int]] = set()
@@ -335,17 +410,18 @@ def run_matrix(
             batch = min(config.batch_problems, FEW) if is_served(path) else config.batch_problems
             file, make = output / f"{name}-by-{judge}.jsonl", partial(held.judge, judge)
             scores = stored_scores(file, settings, make, task, problems, samples[name], batch)
-            for sample, score in zip(samples[name], scores, strict=True):
-                sample.scores[judge] = score
-    every, by_id = list(models.judges), {problem.id: problem for problem in problems}
+            for kind, own in scores.items():
+                for sample, score in zip(samples[name], own, strict=True):
+                    sample.scores[f"{judge}{kind}"] = score
+    by_id = {problem.id: problem for problem in problems}
+    samples = {name: with_rule_scores(rows, task, by_id) for name, rows in samples.items()}
+    there = {kind for rows in samples.values() for sample in rows for kind in sample.scores}
+    every = [f"{judge}{kind}" for judge in models.judges for kind in ("", WRITTEN)] + [*TEXT_RULES]
+    every = [name for name in every if name in there or name in models.judges]
     # Without categories, by which task a problem is of.
     kinds = columns_of([p.meta.get("categories") or {"task": [p.id.split("/")[0]]} for p in problems])
-    cells = matrix(samples, every, task, by_id, sizes=sizes, strategy=strategy, categories=kinds)
-    judged = judgings(samples, every)
-    about = {"strategy": strategy, "form": form, "task": task.name} | as_json(cells, judged)
-    write_json(output / "matrix.json", about)
-    write_text(output / "matrix.md", as_markdown(cells, judged))
-    return cells
+    cells = matrix(samples, every, task, by_id, sizes=sizes, strategies=strategies, categories=kinds)
+    return Found(cells, judgings(samples, every))
 
 
 _Model = TypeVar("_Model")
@@ -357,12 +433,13 @@ class _Held:
     def __init__(self, models: Models, recipe: Recipe, form: Form) -> None:
         self.models, self.policy, self.form = models, recipe.policy, form
         self._name, self._held = "", list[Any]()
-        for name in models.servers:  # their addresses are read before anything is loaded
-            self.judge(name)
+        for name, path in models.judges.items():  # their addresses are read before anything is loaded
+            if is_served(path):
+                self.judge(name)
 
     def answerer(self, name: str) -> Policy | ServerAnswerer:
         """Return a model, which takes the place of the one before."""
-        return self._take(name, make_answerer, self.policy.for_model(self.models.both[name]))
+        return self._take(name, make_answerer, self.policy.for_model(self.models.judges[name]))
 
     def judge(self, name: str) -> Verifier:
         """Return a model as a judge; one behind a server is asked in a turn of its own."""
@@ -372,7 +449,7 @@ class _Held:
             if has_value_head(path):
                 return self._take(name, ValueHead.load, path, name, self.policy)
             return self._take(name, RewardModel.load, path, name, self.policy.device)
-        if name in self.models.servers or is_served(path):
+        if is_served(path):
             from selfverify.verifiers.server_judge import ServerJudge
 
             return ServerJudge.measuring(path, name, self.policy.server)
@@ -416,6 +493,10 @@ def _answer(
     return str(header["weights"]), samples, [made[name] for name in order]
 
 
+def _identity(answerer: Policy | ServerAnswerer) -> str:
+    return answerer.fingerprint() if isinstance(answerer, Policy) else answerer.weights()
+
+
 class MatrixSettings(CommandConfig):
     """What a table of models is made by."""
 
@@ -426,13 +507,19 @@ class MatrixSettings(CommandConfig):
     """From how many candidates an answer is chosen: several numbers, with commas between them."""
 
     strategy: str = "best"
-    """The strategy that chooses an answer by the scores."""
+    """The strategies that choose an answer by the scores: one or several, with commas between them."""
+
+    seeds: list[int] = []
+    """A training seed that takes the place of {seed} in the models' paths; repeatable."""
+
+    against: str = ""
+    """GENERATOR:VERIFIER, a row that all others are compared with."""
 
     ask: bool = False
     """Ask judges for their score in a turn of its own, not at the answer's end."""
 
-    server: list[str] = []
-    """More verifiers: NAME=URL#MODEL, a model behind an OpenAI-compatible server; repeatable."""
+    judge: list[str] = []
+    """More verifiers: NAME=MODEL, which judge and answer nothing; repeatable."""
 
     reward_model: list[str] = []
     """More verifiers: NAME=FOLDER, a reward model: a sequence classifier with one label, which reads text, or
@@ -450,14 +537,17 @@ def command(
 ) -> None:
     """Let every model answer and every model judge, and compare all pairs.
 
-    A model may be one behind a server, `NAME=URL#MODEL`; --server adds such a one as a verifier alone.
+    A model may be one behind a server, `NAME=URL#MODEL`.
 
     Examples:
 
     - `python -m reproduce.matrix base=builtin:digits adpo=runs/adpo-digits/model --set evaluation.samples=12`
+    - `python -m reproduce.matrix grpo=runs/grpo-{seed}/model adpo=runs/adpo-{seed}/model --seeds 0 --seeds 1`
     """
-    find_strategy(settings.strategy)
-    given = [*map(named_folders, (models, settings.server, settings.reward_model))]
+    strategies = settings.strategy.split(",")
+    for strategy in strategies:
+        find_strategy(strategy)
+    given = [*map(named_folders, (models, settings.judge, settings.reward_model))]
     names = [name for pairs in given for name, _ in pairs]
     for name in names:
         if not name.replace("-", "").replace("_", "").isalnum() or name in ("majority", "none"):
@@ -469,8 +559,10 @@ def command(
         load_recipe(settings.recipe, override or []),
         settings.output,
         sizes=sizes_of(settings.sizes),
-        strategy=settings.strategy,
+        seeds=settings.seeds,
+        strategies=strategies,
         form="ask" if settings.ask else "continue",
+        against=(settings.against.partition(":")[0], settings.against.partition(":")[2]),
         say=lambda text: typer.echo(text, err=True),
     )
     typer.echo((settings.output / "matrix.md").read_text(encoding="utf-8"))

@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from reproduce.by_size import ALL, TURN_FIGURES, Place, columns_for, figures_by_size, figures_of_turns
 from reproduce.grid_file import BEFORE
 from reproduce.scripts import show
-from reproduce.statistics import MeasuredRun, difference, mean_of, pooled
-from reproduce.tables import TESTED, Labels, difference_table, figure_table
+from reproduce.statistics import MeasuredRun, difference, mean_of
+from reproduce.tables import Column, Labels, seed_tables
 from selfverify.core.config import EvaluationConfig
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.problem import Problem
@@ -357,15 +357,12 @@ def compared(found: PaperTables, asked: Asked) -> dict[str, dict[Labels, dict[Pl
 
 def markdown(found: PaperTables, asked: Asked) -> str:
     """The tables as text, in percent; the best figure of a column is bold."""
-    parts = []
-    differences = compared(found, asked)
+
+    def columns(title: str) -> list[Column]:
+        return columns_for(p for of in found.measured[title].values() for run in of.values() for p in run)
+
     head = ["method", "chosen by"] if asked.sizes else ["method"]
-    for title, rows in found.measured.items():
-        columns = columns_for(place for of in rows.values() for run in of.values() for place in run)
-        parts += [f"## {title}", figure_table(head, {row: pooled(of) for row, of in rows.items()}, columns)]
-        if title in differences:
-            text, count = difference_table(head, differences[title], columns)
-            parts += [f"Difference from **{asked.against}** {TESTED.format(count=count)}", text]
+    parts = seed_tables(head, found.measured, columns, compared(found, asked), str(asked.against))
     parts.append("95 % intervals: over problems, and over training seeds where there are several.")
     return "\n\n".join([*parts, *(f"- {note}" for note in found.notes)]) + "\n"
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reproduce.statistics import holm
+from reproduce.statistics import BySeed, holm, pooled
 
 
 @cache
@@ -94,6 +94,32 @@ def difference_table(head: Sequence[str], rows: Rows, columns: Sequence[Column])
         body.append([*labels, *cells])
     text = grid([*head, *(column.heading for column in columns)], body, len(head))
     return text, sum(p is not None for p in tested)
+
+
+def seed_tables(
+    head: Sequence[str],
+    measured: Mapping[str, Mapping[Any, BySeed]],
+    columns: Callable[[str], Sequence[Column]],
+    differences: Mapping[str, Rows],
+    other: str,
+) -> list[str]:
+    """Return paragraphs: by title a table of means over seeds, and one of differences, if asked for.
+
+    Args:
+        head: The headings of the words that rows begin with.
+        measured: By title and row the figures of each seed.
+        columns: The columns of a title.
+        differences: By title and row, from `reproduce.statistics.difference`.
+        other: The row that the others are compared with.
+    """
+    parts = []
+    for title, rows in measured.items():
+        means = {row: pooled(of) for row, of in rows.items()}
+        parts += [f"## {title}", figure_table(head, means, columns(title))]
+        if title in differences:
+            text, count = difference_table(head, differences[title], columns(title))
+            parts += [f"Difference from **{other}** {TESTED.format(count=count)}", text]
+    return parts
 
 
 def _best(rows: Rows, column: Column) -> list[Labels]:

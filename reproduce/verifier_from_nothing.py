@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from reproduce.matrix import judge_samples
+from reproduce.matrix import stored_scores
 from reproduce.scripts import script
 from reproduce.statistics import MeasuredRun, difference, measure_run, pooled
 from reproduce.tables import TESTED, Column, difference_table, figure_table
@@ -65,10 +65,13 @@ def all_scores(
         problems: The held-out problems by id.
         start: The policy whose scores of the same answers are read; None leaves them out.
     """
-    found = with_rule_scores(read_samples(file)[1], task, problems)
+    header, found = read_samples(file)
+    found = with_rule_scores(found, task, problems)
     if start is not None:
-        judged = judge_samples(PolicyJudge(start), task, [*problems.values()], found)
-        for sample, score in zip(found, judged, strict=True):
+        settings = {"judge": start.fingerprint(), "samples": header["weights"]}
+        journal, judge = file.with_name(f"{file.stem}-by-start.jsonl"), PolicyJudge(start)
+        judged = stored_scores(journal, settings, lambda: judge, task, [*problems.values()], found, 64)
+        for sample, score in zip(found, judged[""], strict=True):
             sample.scores["start"] = score
     for sample in found:
         passes = sample.scores.get("text_rule") == 1

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from reproduce.looking_gains import compared
+from reproduce.looking_gains import PROBLEMS, compared, table_of
+from reproduce.looking_rivals import with_rivals
 from reproduce.mathvista import published_accuracy
 from reproduce.scripts import Overrides, named_folders, script, show
 from reproduce.tables import grid, number, percent, published
@@ -392,10 +393,23 @@ def gains(
     write_json(result, compared(study, named_folders(named), typer.echo))
 
 
+def rivals(
+    run: Annotated[Path, typer.Argument(help="A run of `looking-digits`.")],
+    study: Annotated[Path, typer.Argument(help="The folder for conversations that are missing.")],
+    result: Annotated[Path, typer.Argument(help="The JSON file for the figures.")],
+    problems: Annotated[int, typer.Option(help="Test problems.")] = PROBLEMS,
+) -> None:
+    """Compare the verifier with simple rules on the same conversations (`reproduce/looking_rivals.py`)."""
+    made = with_rivals(run, study, problems)
+    write_json(result, made)
+    typer.echo(table_of(made))
+
+
 app = script(
     bench,
     tables,
     gains,
+    rivals,
     about="VTS-V's Tables 1 to 3 of our own models, the benchmarks that they are about, and our own study.",
 )
 

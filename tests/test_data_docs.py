@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from data_files import base64_png, png, write_jsonl
 from selfverify.cli.main import app
-from selfverify.data.formats import FORMATS
-from selfverify.data.rows import open_rows
+from selfverify.data.rows import FORMATS, open_rows
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = "".join((DOCS / f"{name}.md").read_text("utf-8") for name in ("data", "data-formats"))

@@ -30,11 +30,6 @@ def modules() -> list[str]:
     return sorted({name.split(".")[0] for name in sys.modules})
 
 
-def mark_and_sleep(path: str) -> None:
-    open(path, "x").close()
-    time.sleep(100)
-
-
 def pid(marker: int = 0) -> int:
     return os.getpid()
 

@@ -155,7 +155,7 @@ FIXTURES: dict[str, list[dict[str, Any]]] = {
     [
         ("BLINK", ANSWER, {"mean": 1.0, "accuracy": 1.0}),
         ("MMStar", ANSWER, {"accuracy": 1.0}),
-        ("MathVista", "<think>.</think><answer>1.21</answer>", {"accuracy": 0.5, "published": 0.0}),
+        ("MathVista", "<think>.</think><answer>1.21</answer>", {"accuracy": 0.5, "published": 0.5}),
         ("options", "<think>.</think><answer>image 2</answer>", {"accuracy": 1.0}),
     ],
 )
@@ -195,12 +195,18 @@ def test_the_papers_benchmarks(
 
 
 class Copying:
-    """An extractor that finds what stands behind "is"."""
+    """An extractor that finds what stands behind "is", and writes two years as the list that is asked for."""
 
     name = "copying"
 
     def extract(self, problems: Any, responses: list[str]) -> list[str | None]:
-        return [said.rpartition("is ")[2] or None for said in responses]
+        found: list[str | None] = []
+        for problem, said in zip(problems, responses, strict=True):
+            copied = said.rpartition("is ")[2]
+            if "is a list" in problem.meta["question"] and copied[0].isdigit():
+                copied = f"[{copied.replace(' and', ',')}]"
+            found.append(copied or None)
+        return found
 
 
 @pytest.mark.parametrize(
@@ -216,7 +222,13 @@ class Copying:
         ("1.2", None, "float", "It is 1.24", True),
         ("1.2", None, "float", "1.26", False),
         ("[1, 2]", None, "list", "It is [1, 2]", True),
+        ("[2007, 2008]", None, "list", "It is 2007 and 2008", True),
         ("4", None, "integer", "", False),
+        ("1.2", None, "float", "It is 1,2", False),
+        ("red", ["red", "blue"], "text", "", True),  # the shortest is most like nothing
+        ("blue", ["red", "blue"], "text", "", False),
+        ("two", ["two", "two.", "2"], "text", "(B)", False),
+        ("red", ["red", "blue"], "text", "It is (z) reddish", True),  # Z is none, and red is shorter
     ],
 )
 def test_mathvista_as_published(

@@ -13,9 +13,18 @@ from tests.serving_servers import Body, FakeUpstream, Loop, tagged
 from tests.verifiers.test_reward_models import saved
 from typer.testing import CliRunner
 
-from reproduce.matrix import JudgedProblem, Models, app, judge_samples, matrix, run_matrix
+from reproduce.matrix import (
+    WRITTEN,
+    JudgedProblem,
+    Models,
+    app,
+    matrix,
+    run_matrix,
+    stored_scores,
+)
 from selfverify.core.errors import ServerError
 from selfverify.core.jsonl_store import read_journal
+from selfverify.evaluation.samples import StoredSample
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
@@ -49,7 +58,7 @@ def test_matrix_runs_resumes_and_counts(
     assert most == [4, 1] and {"a answers", "a judges the answers of a", "b judges the answers of a"} < {
         *said
     }
-    assert {n: [*rows] for n, rows in cells.items()} == {
+    assert {n: [*rows] for n, rows in cells[0].cells.items()} == {
         1: [("a", "none"), ("b", "none")], 2: [("a", "majority"), ("b", "majority")]
     }  # fmt: skip
     written = {path: path.read_bytes() for path in tmp_path.glob("*-by-*.jsonl")}
@@ -60,23 +69,27 @@ def test_matrix_runs_resumes_and_counts(
     assert json.loads((tmp_path / "matrix.json").read_text())["task"] == "digits-pick"
 
 
-def test_a_reward_model_and_a_server(servers: Loop, tmp_path: Path) -> None:
-    """A served model answers, a reward model of other makers judges; nothing is made twice."""
-    folder = saved(tmp_path / "rm")
+def test_a_reward_model_and_a_server(servers: Loop, tmp_path: Path, tiny_folder: Path) -> None:
+    """A served model answers, a policy and a reward model of other makers judge; nothing is made twice."""
+    saved(tmp_path / "r7")
     fake = FakeUpstream(write=lambda body, i: tagged(f"answer {i}", f"0.{i}"))
-    models = Models({"far": f"{servers.upstream(fake)}#m"}, rewarding={"rm": str(folder)})
+    address, rewarding = f"{servers.upstream(fake)}#m", {"rm": str(tmp_path / "r{seed}")}
+    models = Models({"far": address}, judging={"own": str(tiny_folder)}, rewarding=rewarding)
     small = ["task.name=word-sums", "evaluation.problems=3", "evaluation.samples=4"]
     recipe, output = load_recipe("adpo-digits", small), tmp_path / "out"
-    cells = run_matrix(models, recipe, output, sizes=(1, 4), say=quiet)
+    found = run_matrix(models, recipe, output, seeds=[7], sizes=(1, 4), say=quiet)
+    cells = found[7].cells
     assert [*cells[1]] == [("far", "none")] and ("far", "majority") in cells[4]
     record = json.loads((output / "matrix.json").read_text())
-    assert [one["verifier"] for one in record["judging"]] == ["far", "rm"]
+    assert [one["verifier"] for one in record["judging"]] == [
+        "far", "own", "own, written", "rm"
+    ]  # fmt: skip
     assert "| far | rm |" in (output / "matrix.md").read_text()
-    header, rows = read_journal(output / "far-by-rm.jsonl", JudgedProblem)
+    header, rows = read_journal(output / "seed-7" / "far-by-rm.jsonl", JudgedProblem)
     assert header["judge"].startswith("reward model ")
     assert [len(rows[index].scores) for index in range(3)] == [4, 4, 4]
     asked = len(fake.seen)
-    run_matrix(models, recipe, output, sizes=(1, 4), say=quiet)
+    run_matrix(models, recipe, output, seeds=[7], sizes=(1, 4), say=quiet)
     assert len(fake.seen) == asked
 
 
@@ -107,21 +120,29 @@ def test_a_judge_that_fails_goes_on(servers: Loop, tmp_path: Path) -> None:
     assert len(read_journal(tmp_path / "far-by-far.jsonl", JudgedProblem)[1]) == 12
 
 
-def test_judged_samples_keep_their_places(tiny_folder: Path) -> None:
-    """Shuffled samples of two problems, one unreadable: every score is that of its own answer."""
+def test_judged_samples_keep_their_places(tiny_folder: Path, tmp_path: Path) -> None:
+    """Shuffled samples of two problems, one unreadable: every score is that of its own answer.
+
+    Written scores are tenths, which differ.
+    """
     task = make_task("digits-pick")
     problems = [task.problem("test", 0, i) for i in range(2)]
     text = "<think>.</think><answer>{0} 2 3</answer><score>0.{0}</score><|im_end|>"
     rows = [sample(p.id, k, False, 0.5, text=text.format(k)) for p in problems for k in range(3)]
     rows[4].answer = None
-    judge = PolicyJudge(Policy.load(str(tiny_folder), device="cpu"))
-    straight = judge_samples(judge, task, problems, rows)
-    order = [5, 0, 3, 1, 4, 2]
-    shuffled = judge_samples(judge, task, problems, [rows[i] for i in order], batch=1)
+    judge, order = PolicyJudge(Policy.load(str(tiny_folder), device="cpu")), [5, 0, 3, 1, 4, 2]
+
+    def stored(rows: list[StoredSample], batch: int) -> dict[str, list[float | None]]:
+        return stored_scores(tmp_path / f"{batch}.jsonl", {}, lambda: judge, task, problems, rows, batch)
+
+    both, shuffled = stored(rows, 2), stored([rows[i] for i in order], 1)[""]
+    straight = both[""]
     assert straight[4] is None and None not in [*straight[:4], straight[5]]
     assert len(set(straight)) > 3
     for place, i in enumerate(order):
         assert shuffled[place] == (None if straight[i] is None else pytest.approx(straight[i], abs=1e-4))
+    drawn = [value for value in both[WRITTEN] if value is not None]
+    assert len(drawn) == 5 and all(10 * value == round(10 * value) for value in drawn) and len({*drawn}) > 1
     for row, score in zip(rows, straight, strict=True):
         row.scores["judge"] = score
     cells = matrix({"g": rows}, ["judge"], task, sizes=(1, 2))
@@ -143,12 +164,12 @@ def run(*words: str) -> tuple[int, str]:
         (["../a=x"], "cannot name a model"),
         (["majority=x"], "cannot name a model"),
         (["a=x", "--sizes", "1,b"], "--sizes"),
-        (["a=x", "--server", "http://h#m"], "say NAME=FOLDER"),
-        (["a=x", "--server", "a=http://h#m"], "two models are called a"),
+        (["a=x", "--judge", "http://h#m"], "say NAME=FOLDER"),
+        (["a=x", "--judge", "a=http://h#m"], "two models are called a"),
         (["a=x", "--strategy", "bst"], "no strategy"),
         (["a=x", "--sizes", "9,16"], "sizes from 9: only evaluation.samples=8 are drawn"),
         (["a=x", "--set", "evaluation.score=greedy"], "so all are read softly"),
-        (["a=x", "--server", "r=http://h#m", "--reward-model", "r=x"], "two models are called r"),
+        (["a=x", "--judge", "r=http://h#m", "--reward-model", "r=x"], "two models are called r"),
         (["a=x", "--reward-model", "r=nowhere"], "config.json and weights in safetensors"),
     ],
 )

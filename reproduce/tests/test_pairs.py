@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from reproduce.by_size import Place
-from reproduce.matrix import as_json, as_markdown, judgings, matrix
+from reproduce.matrix import Found, as_json, as_markdown, judgings, matrix
 from samples import sample
 from selfverify.core.errors import DataError
 from selfverify.evaluation.breakdown import columns_of
@@ -50,11 +50,11 @@ def test_cells_are_the_metrics():
     assert value(cells[1]["a", "none"], "kind: hard") == pytest.approx(correct[::2].mean())
     assert whole[Place("", "kind: hard", "accuracy")].used.sum() == 15
     assert value(cells[1]["b", "none"]) == pytest.approx(np.mean([s.correct for s in second]))
-    page = as_markdown(cells)
+    page = as_markdown({0: Found(cells, {})})
     assert page.count("| generator | verifier | acc (%) | easy acc (%) | hard acc (%) |") == 2
     [row] = [line for line in page.splitlines() if line.startswith("| a | judge |")]
     assert f"{100 * value(whole):.1f} [" in row
-    told = as_json(cells, {})["cells"]
+    told = as_json({0: Found(cells, {})})["cells"]
     assert len(told) == 2 * (1 + 3) * 3 and {cell["n"] for cell in told} == {1, 4}
     low, high = next(cell["interval"] for cell in told if cell["verifier"] == "judge")
     assert low <= value(whole) <= high
@@ -70,8 +70,33 @@ def test_judgings_are_pooled_figures():
     assert known["auc"].value == pytest.approx(auc_statistic(scores, correct).on_all())
     assert known["ap"].value > correct.mean()
     assert known["scored"].value == 1.0 and unknown["scored"].value == 0.0
-    page = as_markdown(matrix({"a": rows}, ["judge"], TASK), judged)
-    assert "| generator | verifier | AUC (%) | AP (%) |" in page and "| a | nobody | – | – | 0.0 |" in page
+    page = as_markdown({0: Found(matrix({"a": rows}, ["judge"], TASK), judged)})
+    assert "| generator | verifier | AUC within problems (%) | AUC (%) | AP (%) |" in page and (
+        "| a | nobody | – | – | – | 0.0 |" in page
+    )
+
+
+def test_seeds_are_pooled_and_compared_by_every_strategy() -> None:
+    """The judge of seed 1 is better than that of seed 0; a row that nothing differs from says so."""
+    found = {}
+    for seed, judge in enumerate((0.3, 0.9)):
+        rows = {"a": generator(seed, judge=judge)}
+        found[seed] = Found(
+            matrix(rows, ["soft", "judge"], TASK, sizes=(4,), strategies=("best", "weighted")),
+            judgings(rows, ["soft", "judge"]),
+        )
+    cells = {(c["verifier"], c["n"]): c for c in as_json(found)["cells"]}
+    assert [*dict.fromkeys(name for name, _ in cells)] == [
+        "majority", "soft", "soft, weighted", "judge", "judge, weighted"
+    ]  # fmt: skip
+    each = [value(one.cells[4]["a", "judge"]) for one in found.values()]
+    assert cells["judge", 4]["mean"] == pytest.approx(np.mean(each)) and each[1] > each[0]
+    page = as_markdown(found, ("a", "judge"))
+    ahead = page.split("Difference from **a with judge**")[1:]
+    assert len(ahead) == 2 and "comparisons of the table" in ahead[0]
+    gap = np.mean([value(one.cells[4]["a", "soft"]) for one in found.values()]) - np.mean(each)
+    row = next(line for line in ahead[0].splitlines() if "| soft |" in line)
+    assert f"{100 * gap:+.1f} [".replace("-", "−") in row
 
 
 def test_a_tasks_own_figures_take_the_place_of_accuracy():
@@ -92,7 +117,7 @@ def test_a_tasks_own_figures_take_the_place_of_accuracy():
     assert value(none, figure="grounding_accuracy") == 0.25
     assert value(soft, figure="grounding_accuracy") == 1.0
     assert value(soft) is None
-    assert "Type (%) | Grounding (%) | SR (%) |" in as_markdown(cells)
+    assert "Type (%) | Grounding (%) | SR (%) |" in as_markdown({0: Found(cells, {})})
 
 
 def test_a_crowded_column_is_not_printed() -> None:
@@ -100,7 +125,7 @@ def test_a_crowded_column_is_not_printed() -> None:
     crowded = columns_of([{"pair": [str(p // 2)], "kind": [str(p % 2)]} for p in range(60)])
     cells = matrix({"a": generator(0, problems=60)}, [], TASK, sizes=(1,), categories=crowded)
     assert len(cells[1]["a", "none"]) == 1 + 30 + 2
-    assert "| acc (%) | 0 acc (%) | 1 acc (%) |" in as_markdown(cells)
+    assert "| acc (%) | 0 acc (%) | 1 acc (%) |" in as_markdown({0: Found(cells, {})})
 
 
 def test_generators_must_share_their_problems():

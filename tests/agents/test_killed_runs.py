@@ -22,7 +22,7 @@ from tests.agents.phone_run import GROUPS, SIZE, STEPS
 import killed_runs
 from killed_runs import finish, same_figures, same_weights
 from selfverify.core.events import read_events
-from selfverify.policy.tiny_models import text_tokenizer, write_tiny_text
+from selfverify_phone.fresh_model import text_tokenizer, write_tiny_text
 from selfverify_phone.small_policy import corpus
 from serving_servers import FakeUpstream, Loop
 

@@ -12,9 +12,9 @@ from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.registry import make_method
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
-from selfverify.policy.tiny_models import text_tokenizer, write_tiny_text
 from selfverify.tasks.base import Task
 from selfverify.trainer.trainer import Trainer
+from selfverify_phone.fresh_model import text_tokenizer, write_tiny_text
 from tiny_models import boosted
 
 LoadPolicy = Callable[[], Policy]

@@ -128,8 +128,8 @@ def test_train_says_at_its_end_what_happened(recipe: Path, calls: list[Any], tmp
     second = json.dumps(event | skipped)
     (tmp_path / "run" / "events.jsonl").write_text(f"{first}\nspoilt by a bad disk\n{second}\n")
     told = run("train", recipe, "--resume").stderr
-    assert "what happened:\n  resumed at step 3 (2026-01-01 00:00:00 UTC); 2 steps were done again\n" in told
-    assert "1 problem skipped\n    digits/7: no [red]image\n" in told
+    assert "what happened:\n  resumed at step 3 (2026-01-01 00:00:00 UTC); steps done again: 2\n" in told
+    assert "problems skipped: 1\n    digits/7: no [red]image\n" in told
 
 
 def test_a_run_is_not_deleted_by_accident(recipe: Path, calls: list[Any], tmp_path: Path) -> None:

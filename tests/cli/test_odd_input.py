@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 
-A_FILE = "output: the folder file{} cannot be made"
+A_FILE = "file{}: this folder cannot be made"
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def last_words(*words: str) -> str:
         ("report run", "run/metrics.jsonl: this is a folder"),
         ("report folder", "folder holds nothing to report"),
         ("report begun --output folder", "folder: Is a directory"),
-        ("report begun --output file/report.html", "file: File exists"),
+        ("report begun --output file/report.html", A_FILE.format("")),
         ("solve --image cut.png Why?", "the image cut.png cannot be read"),
         ("solve --image folder Why?", "this is a folder"),
         ("solve --task digits-pick --save-image pick", "end the file's name with .png"),

@@ -105,12 +105,21 @@ def test_a_server_that_fails_while_n_is_probed_is_told_of(probed: int) -> None:
     assert caught.value.status == probed and (len(fake.seen) == 2 or probed != 400)
 
 
-def test_retry_after() -> None:
+def test_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
     for header in ("nan", "soon", None, ""):
         assert seconds_of(header) is None
     assert [seconds_of(header) for header in ("7", "1.5", "-1")] == [7.0, 1.5, 0.0]
-    found = seconds_of(format_datetime(datetime.now(UTC) + timedelta(seconds=100)))
-    assert found is not None and 90 < found <= 100
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()  # a date without a zone is no local time
+    soon = datetime.now(UTC) + timedelta(seconds=100)
+    for date in (
+        format_datetime(soon),
+        f"{soon:%a, %d %b %Y %H:%M:%S} -0000",
+        f"{soon:%a %b %d %H:%M:%S %Y}",
+    ):
+        assert 90 < (seconds_of(date) or 0.0) <= 100, date
+    monkeypatch.undo()
+    time.tzset()
 
 
 @pytest.mark.parametrize("mode", ["n", "stream"])

@@ -45,12 +45,13 @@ def drawn(answer: Reply, n: int, mode: Mode) -> list[tuple[str, str, Any]]:
         finish_reading(candidate, read_text)
         soft_score(candidate.logprobs)
     assert usage.candidate_tokens >= sum(candidate.tokens for candidate in got) >= 0
-    assert all(call["id"] in ("a", "call00000") for candidate in got for call in candidate.tool_calls)
+    ids = {call["id"] for candidate in got for call in candidate.tool_calls}
+    assert ids <= {"a", "b", "call00000", "call00001"}
     return [(candidate.text or candidate.thoughts, candidate.ending, candidate.answer) for candidate in got]
 
 
 NINE = ("9", "whole", "9")
-TAP = ("", "whole", [{"name": "tap", "arguments": {"x": 1}}])
+TAP: tuple[str, str, Any] = ("", "whole", [{"name": "tap", "arguments": {"x": 1}}])
 TOKEN = {"token": "9", "logprob": -0.5, "bytes": [57], "top_logprobs": ["x", {"token": "9", "logprob": "x"}]}
 PARTS = [{"type": "text", "text": "9"}]
 THOUGHTS = [{"type": "thinking", "thinking": PARTS}, {"type": "reasoning", "text": "8"}]
@@ -132,6 +133,28 @@ def test_the_pieces_of_a_call_may_have_no_index(index: Body) -> None:
     calls = [event(None, delta={"tool_calls": [piece | index]}) for piece in pieces]
     text = "\n\n".join([*calls, event(None, "tool_calls"), DONE, ""])
     assert drawn(raw(text, kind="text/event-stream"), 2, "stream") == [TAP]
+
+
+def piece(index: Any, id: Any, name: Any, arguments: Any) -> Body:
+    return {"index": index, "id": id, "function": {"name": name, "arguments": arguments}}
+
+
+@pytest.mark.parametrize(
+    ("pieces", "calls"),
+    [
+        # A name that comes again, with or without an id, goes on with arguments that are not whole.
+        *([[piece(0, "a", "tap", '{"x"'), piece(0, id, "tap", ":1}")], 1] for id in ("a", "b", "", None)),
+        ([piece(0, None, "tap", None), piece(0, "a", None, '{"x"'), piece(0, "a", "", ":1}")], 1),
+        ([piece("0", "a", "tap", '{"x"'), piece("1", "b", "tap", '{"x"'), piece("0", "", "", ":1}"),
+          piece("1", "", "", ":1}")], 2),
+        *([[piece(index, id, "tap", '{"x":1}'), piece(index, other, "tap", '{"x":1}')], 2]
+          for index in (0, None) for id, other in (("a", "b"), (None, None))),
+    ],
+)  # fmt: skip
+def test_the_pieces_of_calls(pieces: list[Body], calls: int) -> None:
+    sent = [event(None, delta={"tool_calls": [part]}) for part in pieces]
+    text = "\n\n".join([*sent, event(None, "tool_calls"), DONE, ""])
+    assert drawn(raw(text, kind="text/event-stream"), 2, "stream") == [("", "whole", TAP[2] * calls)]
 
 
 def test_halves_of_a_pair_come_in_two_pieces_of_a_stream() -> None:

@@ -187,6 +187,19 @@ def test_an_unknown_reason_says_what_the_text_looks_like(
     ]
 
 
+@pytest.mark.parametrize(
+    ("reasons", "expected"),
+    [
+        ("STOP eos Eos_Token end_turn FINISH_REASON_STOP COMPLETE done", "whole"),
+        ("length MAX_TOKENS finish_reason_max_tokens model_context_window_exceeded timeout abort", "cut_off"),
+        ("content_filter SAFETY refusal sensitive PROHIBITED_CONTENT guardrail_intervened", "withheld"),
+    ],
+)
+def test_reasons_by_which_servers_end_messages(reasons: str, expected: str) -> None:
+    for reason in reasons.split():
+        assert {ending(reason, text) for text in ("It is 9.", "It is")} == {expected}
+
+
 def test_an_unknown_reason_beside_calls() -> None:
     for arguments, expected in (('{"a": 1}', "whole"), ('{"a": ', "cut_off")):
         calls = [{"function": {"name": "tap", "arguments": arguments}}]

@@ -243,29 +243,124 @@ def test_the_task_can_stand_in_the_address() -> None:
 
     for query in ("?task=7", "?task={}&seed=a"):
         reply, status = with_rpc(wrong, query)
-        assert status == 400 and reply["error"]["code"] == -32602
+        assert status == 200 and reply["error"]["code"] == -32602
 
 
-def test_mcp_sessions_are_bounded_and_closed_when_idle() -> None:
+@pytest.mark.parametrize("method", ["initialize", "openenv/session/create"])
+def test_sessions_over_http_are_bounded_and_closed_when_idle(method: str) -> None:
     async def use(ask: Rpc, server: EnvironmentServer) -> None:
-        await ask("initialize")
-        full = await Rpc(ask.http, ask.url)("initialize")
+        session = (await ask(method))["result"].get("session_id", "")
+        full = await Rpc(ask.http, ask.url)(method)
         assert "all 1 sessions" in full["error"]["message"]
         async with asyncio.timeout(20):
             while len(server.endpoints["counter"]):
                 await asyncio.sleep(0.02)
-        await ask("tools/list")
-        assert ask.status == 404
+        gone = await ask("tools/list", session_id=session)
+        assert "there is no" in gone["error"]["message"] and ask.status == (200 if session else 404)
 
     with_rpc(use, limits=SessionLimits(sessions=1, idle_s=0.5))
 
 
-def test_requests_that_are_none() -> None:
-    async def use(ask: Rpc, _: Any) -> None:
-        await ask("initialize")
-        for body in ("", "[1]", "{", '{"id": 1}', '{"jsonrpc": "1.0", "id": 1, "method": "ping"}'):
-            async with ask.http.post(ask.url, data=body, headers=ask.headers) as reply:
-                assert (await reply.json())["error"]["code"] in (-32700, -32600), body
+def test_a_session_of_openenv_over_http_and_a_socket() -> None:
+    """The socket resets it and both act in it; it outlives the socket, and ends when it is closed or lost."""
+
+    def said(reply: dict[str, Any]) -> str:
+        return str(reply["result"]["content"][0]["text"])
+
+    async def use(ask: Rpc, server: EnvironmentServer) -> None:
+        sessions = server.endpoints["counter"]
+        mine, other = [(await ask("openenv/session/create"))["result"]["session_id"] for _ in range(2)]
+        assert mine != other and len(sessions) == 2 and not ask.headers
+        listed = (await ask("tools/list", session_id=mine))["result"]["tools"]
+        assert [tool["name"] for tool in listed] == ["add", "fail"]
+        add: dict[str, Any] = {"name": "add", "arguments": {"number": 2}}
+        early = await ask("tools/call", **add, session_id=mine)
+        assert early["error"] == {
+            "code": -32602,
+            "message": "there is no task yet: reset comes before the first call",
+        }
+        address = ask.url.replace("/mcp", "/ws")
+        async with ask.http.ws_connect(address, params={"session_id": mine}) as socket:
+            await socket.send_json(RESET)
+            assert (await socket.receive_json())["data"]["observation"]["metadata"]["round"] == 0
+            both = asyncio.gather(*(ask("tools/call", **add, session_id=mine) for _ in range(2)))
+            await socket.send_json(
+                {
+                    "type": "step",
+                    "data": {"type": "call_tool", "tool_name": "add", "arguments": {"number": 1}},
+                }
+            )
+            assert (await socket.receive_json())["data"]["observation"]["metadata"]["round"] in (1, 2, 3)
+            assert sorted(said(reply) for reply in await both)[-1] in ("5 of 9", "6 of 9")
+            strangers = [{"session_id": mine}, {"session_id": "guess"}, {"session_id": ""}]
+            await ask("initialize")
+            strangers.append({"session_id": ask.headers.pop("Mcp-Session-Id")})
+            for stranger in strangers:  # reset nothing
+                async with ask.http.ws_connect(address, params=stranger) as second:
+                    assert (await second.receive_json())["data"]["code"] == "SESSION_ERROR"
+                    assert (await second.receive()).type is aiohttp.WSMsgType.CLOSE
+        assert said(await ask("tools/call", **add, session_id=mine)) == "8 of 9"
+        async with ask.http.ws_connect(address, params={"session_id": mine}) as socket:
+            own = {"jsonrpc": "2.0", "id": "x", "method": "openenv/session/create"}
+            await socket.send_json({"type": "mcp", "data": own})
+            assert (await socket.receive_json())["data"]["result"] == {"session_id": mine}
+            closed = {"jsonrpc": "2.0", "id": 3, "result": {"session_id": mine, "closed": True}}
+            assert await ask("openenv/session/close", session_id=mine) == closed
+            assert (await socket.receive_json())["data"] == {
+                "message": "the session is closed",
+                "code": "SESSION_ERROR",
+            }
+        for method in ("openenv/session/close", "tools/call", "tools/list"):
+            for id in (mine, None, 7, ["a"]):
+                wrong = await ask(method, session_id=id)
+                assert (
+                    wrong["error"]["code"] == -32602 and "openenv/session/create" in wrong["error"]["message"]
+                )
+        assert len(sessions) == 2
+        async with ask.http.ws_connect(address, params={"session_id": other}) as socket:
+            await socket.send_json(RESET)
+            await socket.receive_json()
+            await socket.send_json(HANG)
+            await asyncio.sleep(0.05)
+        async with asyncio.timeout(20):  # its environment was in the middle of a call
+            while len(sessions) > 1:
+                await asyncio.sleep(0.02)
+        assert (await ask("tools/list", session_id=other))["error"]["code"] == -32602
+        many = await asyncio.gather(*(ask("openenv/session/create") for _ in range(200)))
+        assert (
+            len(sessions) == 64 and sum("all 64 sessions are in use" in str(reply) for reply in many) == 137
+        )
+
+    with_rpc(use)
+
+
+@pytest.mark.parametrize(
+    ("request_", "id", "code"),
+    [
+        *(
+            (body, None, -32700)
+            for body in ("", "{", "7", "[1]", [{"jsonrpc": "2.0", "id": 1, "method": "ping"}])
+        ),
+        *(({"jsonrpc": "2.0", "id": id, "method": "dance"}, id, -32601) for id in ("a", 1, 1.5, None, "")),
+        *(({"jsonrpc": "2.0", "id": id, "method": "ping"}, None, -32600) for id in ([], {}, True)),
+        *(
+            ({"jsonrpc": "2.0", "method": method}, None, -32600)
+            for method in ("ping", "tools/call", "initialize", "openenv/session/create")
+        ),
+        ({"id": 1}, None, -32600),
+        ({"jsonrpc": "1.0", "id": 1, "method": "ping"}, None, -32600),
+        ({"jsonrpc": "2.0", "id": 1, "method": ["ping"]}, None, -32600),
+        ({"jsonrpc": "2.0", "id": 1, "method": "ping", "params": [1]}, None, -32600),
+        ({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "add"}}, 1, -32602),
+    ],
+)
+def test_requests_that_are_none(request_: Any, id: Any, code: int) -> None:
+    async def use(ask: Rpc, server: EnvironmentServer) -> None:
+        body = request_ if isinstance(request_, str) else json.dumps(request_)
+        async with ask.http.post(ask.url, data=body) as reply:
+            said = await reply.json()
+        assert (said["id"], said["error"]["code"]) == (id, code)
+        assert len(server.endpoints["counter"]) == 0  # no session was made that has no name
 
     with_rpc(use)
 
@@ -282,7 +377,6 @@ def test_an_environment_that_cannot_be_made_is_said() -> None:
                 assert reply["data"] == {"message": said, "code": "SESSION_ERROR"}
             ask = Rpc(http, f"{url}/mcp")
             assert (await ask("initialize"))["error"] == {"code": -32000, "message": said}
-            assert ask.status == 503
         assert len(server.endpoints["none"]) == 0
 
     with_server(use, none=none)

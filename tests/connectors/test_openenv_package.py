@@ -57,8 +57,8 @@ def test_the_generic_client() -> None:
     stock(use)
 
 
-@pytest.mark.xfail(strict=True, reason="it opens sessions by openenv/session/create, which we do not know")
 def test_the_client_of_tools() -> None:
+    """One session over HTTP and a socket; a second client has its own; without room it is said."""
     mcp_client = pytest.importorskip("openenv.core.mcp_client")
     types = pytest.importorskip("openenv.core.env_server.mcp_types")
 
@@ -72,8 +72,16 @@ def test_the_client_of_tools() -> None:
             assert shown.done and shown.reward == 5.0 and shown.observation.tool_name == "add"
             said = await client.call_tool("add", number=1)
             assert said["content"][0]["text"] == "6 of 5"
+            await client.disconnect()  # its session goes on
+            assert (await client.call_tool("add", number=1))["content"][0]["text"] == "7 of 5"
+            async with mcp_client.MCPToolClient(base_url=url) as other:
+                with pytest.raises(RuntimeError, match="reset comes before the first call"):
+                    await other.call_tool("add", number=1)
+                with pytest.raises(RuntimeError, match="all 2 sessions are in use"):
+                    await mcp_client.MCPToolClient(base_url=url).connect()
+            assert (await client.reset(goal=9)).observation.result["content"][0]["text"] == "0 of 9"
 
-    stock(use)
+    stock(use, SessionLimits(sessions=2))
 
 
 class Served:

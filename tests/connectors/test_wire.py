@@ -14,7 +14,7 @@ from PIL import ExifTags, Image
 
 from data_files import huge_png
 from selfverify.connectors import openenv
-from selfverify.connectors.content import ContentLimits, from_blocks, to_blocks
+from selfverify.connectors.content import ContentLimits, from_blocks, from_result, to_blocks
 from selfverify.connectors.openenv import observation_data, read_observation
 from selfverify.core.episode import StepResult
 from selfverify.core.errors import DataError
@@ -124,6 +124,13 @@ def test_observations_of_other_servers_are_read() -> None:
     shown: dict[str, Any] = {"content": [], "structuredContent": {"a": 1}}
     assert foreign({"result": shown}).text == '{"a":1}'
     assert foreign({"result": shown | {"content": [{"type": "text", "text": "one"}]}}).text == "one"
+    for unshown in (
+        None,
+        [{"type": "text", "text": " "}],
+        [{"type": "audio"}, {"type": "new"}],
+        [{"type": "resource_link", "uri": "file:///a"}, {"type": "resource", "resource": {"blob": "aGk="}}],
+    ):
+        assert from_result(shown | {"content": unshown}, LIMITS) == ('{"a":1}', [])
     failed = foreign({"result": {"content": [{"type": "text", "text": "no such file"}], "isError": True}})
     assert (failed.text, failed.error) == ("", "no such file")
     assert (

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from selfverify.agents.environment_task import SourceConfig, source_kinds
 from selfverify.connectors.server import find_environment
 from selfverify.core import config
 from selfverify.core.errors import ConfigError
@@ -96,12 +97,18 @@ def test_weights_of_a_distribution(installed: dict[str, ModuleType | Exception],
 def test_two_things_of_one_name_are_refused(
     installed: dict[str, ModuleType | Exception], tmp_path: Path
 ) -> None:
-    installed["copy"] = module(TASKS=[Copy], WEIGHTS=weights(tmp_path, "digits"))
-    both = "selfverify and the distribution copy both have a"
-    with pytest.raises(ConfigError, match=f"{both} task 'word-sums'"):
-        registry.all_tasks()
-    with pytest.raises(ConfigError, match=f"{both} policy builtin:digits"):
-        resolve("builtin:looking")
+    (tmp_path / "adpo-digits.yaml").touch()
+    installed["copy"] = module(
+        TASKS=[Copy], WEIGHTS=weights(tmp_path, "digits"), RECIPES=tmp_path, SOURCES={"mcp": SourceConfig}
+    )
+    for thing, ask in (
+        ("task 'word-sums'", registry.all_tasks),
+        ("built-in policy 'digits'", lambda: resolve("builtin:looking")),
+        ("recipe 'adpo-digits'", builtin_recipes),
+        ("kind of sources 'mcp'", source_kinds),
+    ):
+        with pytest.raises(ConfigError, match=f"selfverify and the distribution copy both have a {thing}"):
+            ask()
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,9 @@ def test_a_story_names_what_was_skipped_and_counts_the_rest(tmp_path: Path) -> N
     log.append("finished")
     again, resumed, *told = story(read_events(log.path), named=2)
     assert again.startswith("started again from the beginning")
-    assert resumed.startswith("resumed at step 4 (") and resumed.endswith("3 steps were done again")
-    skipped = ["3 problems skipped", "  p/1: no image", "  p/2: no image", "  and 1 more, see events.jsonl"]
-    assert told == ["1 worker process replaced", "2 other warnings", "  odd", *skipped]
+    assert resumed.startswith("resumed at step 4 (") and resumed.endswith("; steps done again: 3")
+    skipped = ["problems skipped: 3", "  p/1: no image", "  p/2: no image", "  and 1 more, see events.jsonl"]
+    assert told == ["worker processes replaced: 1", "other warnings: 2", "  odd", *skipped]
 
 
 def test_a_file_that_holds_no_events_is_refused(tmp_path: Path) -> None:

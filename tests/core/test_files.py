@@ -65,6 +65,7 @@ def test_a_full_disk_is_named_for_images_and_models(
 ) -> None:
     with full_disk(), pytest.raises(FileError, match=str(tmp_path / "images")):
         written_images(tmp_path / "images", [NOISE])
+    assert not list((tmp_path / "images").iterdir())
     policy = load_policy()
     with full_disk(3000), pytest.raises(FileError, match=str(tmp_path / "model")):
         policy.save(tmp_path / "model")

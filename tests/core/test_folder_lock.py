@@ -21,7 +21,6 @@ from selfverify.core.files import (
     LOCK_FILE,
     held_by_another,
     make_folder,
-    make_output_folder,
     only_writer,
     write_text,
 )
@@ -125,7 +124,7 @@ WRITES: dict[str, Callable[[Path], object]] = {
     "a line": lambda folder: JsonlStore(folder / "rows.jsonl").append({"a": 1}),
     "a file": lambda folder: write_text(folder / "deep.txt", "words"),
     "a folder": lambda folder: make_folder(folder / "deep" / "er"),
-    "the folder": make_output_folder,
+    "the folder": make_folder,
 }
 
 

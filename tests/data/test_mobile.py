@@ -90,7 +90,7 @@ def test_steps_in_our_own_form(tmp_path: Path) -> None:
         {**row, "action": {"action": "click"}},
         {**row, "history": [{"action": "fly"}]},
         {**row, "history": ["scrolled down", {"action": "click", "coordinate": [2000, 1]}]},
-        *({**row, "ui_boxes": boxes} for boxes in ([[1, 2, 3, 4]], [[1, 2]])),
+        *({**row, "ui_boxes": boxes} for boxes in ([[1, 2, 3, 4]], [[1, 2]], [[9, 7, 5, 6]])),
         {**row, "screen": [1, 2, 3]},
     ]
     rows = open_rows(write_jsonl(tmp_path / "a.jsonl", lines))
@@ -98,7 +98,8 @@ def test_steps_in_our_own_form(tmp_path: Path) -> None:
     assert rows[0]["screen"] == (1080, 2400) and rows[0]["history"] == [{"action": "wait"}]
     assert rows[1]["screen"] == (108, 240) and rows[1]["history"] == []
     assert rows[2]["history"][0] == "scrolled down"
-    assert [bad.line for bad in rows.bad] == [3, 4, 5, 8, 9] and "misses ['coordinate']" in rows.bad[1].reason
+    assert [bad.line for bad in rows.bad] == [3, 4, 5, 8, 9, 10]
+    assert "misses ['coordinate']" in rows.bad[1].reason
 
 
 @pytest.mark.parametrize(
@@ -113,6 +114,7 @@ def test_steps_in_our_own_form(tmp_path: Path) -> None:
         ({"action": "type", "text": None}, DataError),
         ({"action": "type", "text": ""}, DataError),
         ({"action": "click", "coordinate": [], "text": None}, DataError),
+        ({"action": "click", "coordinate": [0.5, 0.25]}, DataError),  # parts of the sides
         ({"action": "click", "coordinate": [5, 6], "text": "a"}, DataError),
         ({"action": "click", "coordinate": [5, 6], "button": 0}, DataError),
         ("click 5 6", DataError),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ LINE = json.dumps(ROW)
         ("a.jsonl", LINE.encode("utf-16"), "is in UTF-16: save it in UTF-8"),
         ("a.csv", "question,answer\na,1".encode("utf-16"), "is in UTF-16: save it in UTF-8"),
         ("a.jsonl.gz", gzip.compress(LINE.encode(), mtime=0), r"GZIP file: unpack it first \(gunzip\)$"),
+        ("a.jsonl.xz", lzma.compress(LINE.encode()), r"XZ file: unpack it first \(unxz\)$"),
+        ("a.zst", b"(\xb5/\xfd\0", "Zstandard file"),
         ("android_control-0", gzip.compress(b"x", mtime=0), "GZIP.*reproduce.convert_android_control"),
         ("a.parquet", b"version https://git-lfs.github.com/spec/v1\noid x", "git lfs pull"),
         ("a.jsonl", b"", "is empty$"),
@@ -107,6 +110,7 @@ def test_options_of_many_forms(tmp_path: Path) -> None:
         ("['red', 'it is ''blue']", {"A": "red", "B": "it is blue"}),
         (["A. red", "B. blue"], TWO),
         (["(A) red", "(B) blue"], TWO),
+        (["B. blue", "A. red"], TWO),  # an answer A is red
         (["A. red", "C. blue"], {"A": "A. red", "B": "C. blue"}),
         (["A.", "B."], {"A": "A.", "B": "B."}),
         ({"label": ["A", "B"], "text": ["red", "blue"]}, TWO),

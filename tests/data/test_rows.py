@@ -26,8 +26,7 @@ from data_files import (
 )
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EventLog, read_events, story
-from selfverify.data.formats import FORMATS, detect
-from selfverify.data.rows import open_rows
+from selfverify.data.rows import FORMATS, detect, open_rows
 
 ROW = {"question": "How many?", "answer": "3"}
 SHAPES: dict[str, Any] = {"text": "café", "shapes": []}
@@ -83,10 +82,17 @@ def test_a_folder_of_files_is_one_set(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("# About")
     (tmp_path / ".cache").mkdir()
     write_jsonl(tmp_path / ".cache" / "x.jsonl", [ROW])
-    ids = ["test-0/1", "test-0/1#2", "train-0/1", "train-0/1#2", "train-1/1", "train-1/1#2"]
-    assert [row["id"] for row in open_rows(tmp_path)] == ids
-    assert [row["id"] for row in open_rows(tmp_path, split="train")] == ids[2:]
-    assert [row["id"] for row in open_rows(tmp_path, limit=3)] == ids[:3]
+    with pytest.raises(ConfigError, match="has files of the splits test, train: choose one with split"):
+        open_rows(tmp_path)
+    ids = ["train-0/1", "train-0/1#2", "train-1/1", "train-1/1#2"]
+    assert [row["id"] for row in open_rows(tmp_path, split="train")] == ids
+    (tmp_path / "test-0.jsonl").rename(tmp_path / "testimony.jsonl")
+    assert [row["id"] for row in open_rows(tmp_path)] == ["testimony/1", "testimony/1#2", *ids]
+    assert [row["id"] for row in open_rows(tmp_path, limit=3)] == ["testimony/1", "testimony/1#2", ids[0]]
+    (tmp_path / "val").mkdir()
+    (tmp_path / "testimony.jsonl").rename(tmp_path / "val" / "a.jsonl")
+    with pytest.raises(ConfigError, match="splits train, val"):
+        open_rows(tmp_path)
 
 
 def test_rows_are_the_same_at_every_opening(tmp_path: Path) -> None:
@@ -204,7 +210,7 @@ def test_skipped_rows_are_told_of_once_in_a_run(tmp_path: Path) -> None:
     assert (
         event["event"] == "rows_skipped" and event["rows"] == 12 and "line 2: its answer" in event["message"]
     )
-    assert story([event]) == ["1 data file with broken rows"]
+    assert story([event]) == ["data files with broken rows: 1"]
 
 
 def damaged(content: bytes, rng: random.Random) -> bytes:

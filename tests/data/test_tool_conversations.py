@@ -102,6 +102,8 @@ def calling(call: dict[str, Any]) -> dict[str, Any]:
         (bad(tools=[{"name": "tap"}]), "tool 1 is .* it needs a function with a name"),
         (bad(taught="some"), "its taught is 'some', neither all nor last"),
         (bad(images=["a.png"]), "1 of its 1 images have no place"),
+        (bad(image="a.png"), "1 of its 1 images have no place"),  # LLaVA's column
+        (bad(messages=[{**USER, "content": "<image>"}, HELLO]), "message 1: it has a place <image>"),
         (bad(images=["a"], messages=[{**USER, "content": "<image> <image>"}, HELLO]), "its 1 images"),
         (bad(messages=[{**USER, "content": [{"type": "video"}]}, HELLO]), "neither text nor an image"),
         (bad(messages=[USER, {**HELLO, "content": [{"type": "image", "image": "a"}]}]), "shows images"),

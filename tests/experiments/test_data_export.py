@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from atif_rules import Document
 from samples import sample, write_samples
 from selfverify.cli.main import app
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError, DataError, FileError
 from selfverify.core.files import only_writer
 from selfverify.core.jsonl_store import read_journal, write_journal
 from selfverify.core.problem import Problem
@@ -216,7 +216,7 @@ def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="eval is not empty, and holds no export"):
         export_atif(run, run)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="file cannot be made"):
+    with pytest.raises(FileError, match="file: this folder cannot be made"):
         export_atif(run, tmp_path / "file")
     header, first, *rest = store.read_text().split("\n")
     image = json.loads(first)["samples"][0]["steps"][1]["images"][0]

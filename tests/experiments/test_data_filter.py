@@ -120,8 +120,8 @@ def test_going_on_with_other_data_or_another_rule_is_refused(policy: Policy, tmp
     filtered(files[0], workers=2, test=files[1])  # these decide nothing
     with pytest.raises(ConfigError, match=r"options\.train was '.*a\.jsonl' and is now '.*b\.jsonl'"):
         filtered(files[1])
-    with pytest.raises(ConfigError, match=r"options\.max_answer_chars was 2000 and is now 5\. Set"):
-        filtered(files[0], max_answer_chars=5)
+    with pytest.raises(ConfigError, match=r"options\.timeout_s was 5\.0 and is now 6\.0\. Set"):
+        filtered(files[0], timeout_s=6)
 
 
 def test_two_turns_and_what_cannot_be_filtered(policy: Policy, tmp_path: Path) -> None:

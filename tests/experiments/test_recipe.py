@@ -307,7 +307,7 @@ def test_scalars_are_read_as_people_mean_them() -> None:
 
 def test_builtin_recipes_are_found_by_name(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipe_module, "recipe_folder", lambda: good.parent)
-    monkeypatch.setattr(recipe_module, "distributions", dict)
+    monkeypatch.setattr("selfverify.core.config.distributions", dict)
     assert builtin_recipes() == {"counting": good}
     assert load_recipe("counting").name == "counting"
     assert recipe_summary(good) == "Counting, for the tests."

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from selfverify import EvaluationConfig, Policy, evaluate, learn, make_method, make_task
-from selfverify.cli.run_folders import dry_run_lines
+from selfverify.cli.train import dry_run_lines
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, FileError
 from selfverify.core.files import only_writer
@@ -195,9 +195,21 @@ def test_verdicts_that_are_not_there_are_missed_before_anything_is_measured(tmp_
 
 
 def test_a_run_that_goes_on_is_measured_again(tmp_path: Path) -> None:
+    """One that is refused, because settings are others, leaves its folder's recipe as it was."""
     train(recipe(tmp_path, steps=1))
-    before = header(tmp_path / "samples-after.jsonl")
-    train(recipe(tmp_path, steps=2), resume=True)
+    before, noted = header(tmp_path / "samples-after.jsonl"), (tmp_path / "recipe.yaml").read_text()
+    wanted = recipe(tmp_path, steps=2)
+    for section, change in (
+        ("evaluation", {"temperature": 0.3}),  # refused by the samples from before the training
+        ("learner", {"optim": wanted.learner.optim.model_copy(update={"channels": "separate"})}),
+        ("learner", {"keep": str(tmp_path / "none.jsonl")}),
+    ):
+        changed = getattr(wanted, section).model_copy(update=change)
+        with pytest.raises(ConfigError):
+            train(wanted.model_copy(update={section: changed}), resume=True)
+        assert (tmp_path / "recipe.yaml").read_text() == noted, change
+    train(wanted, resume=True)
+    assert load_recipe(tmp_path).learner.steps == 2
     after = header(tmp_path / "samples-after.jsonl")
     assert before["weights"] != after["weights"]
     trained = Policy.load(str(tmp_path / "model"))

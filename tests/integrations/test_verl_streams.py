@@ -11,12 +11,14 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 import torch
 from pydantic.fields import FieldInfo
+from torch.nn.utils.rnn import pad_sequence
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 from selfverify.core.config import Config
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
+from selfverify.core.score_tokens import SCORE_TEXTS, ScoreReading, ScoreTree
 from selfverify.core.trainer_config import LossConfig
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory, valid_trajectories
 from selfverify.experiments.plan import engine_lines
@@ -25,8 +27,12 @@ from selfverify.experiments.registry import make_method
 from selfverify.integrations.verl.launch import REFUSED, verl_config
 from selfverify.integrations.verl.streams import (
     ADVANTAGE,
+    ALTERNATIVES,
     KL_COEF,
+    PLACE,
+    SHARE,
     WEIGHT,
+    WORTH,
     as_plain,
     as_trajectory,
     in_groups,
@@ -34,8 +40,9 @@ from selfverify.integrations.verl.streams import (
     row_streams,
 )
 from selfverify.methods.base import Method
+from selfverify.objectives import choice_surrogate, pairwise, surrogate
 from selfverify.rollouts.rollout import Rollout
-from selfverify.trainer.batch import batch_weights, select
+from selfverify.trainer.batch import batch_weights, pair_weights, select, stack_choices
 
 
 def answered(rng: random.Random, right: float, score: float) -> Trajectory:
@@ -114,6 +121,90 @@ def test_streams_are_those_of_our_trainer(name: str, denominator: Any, drop: boo
     assert not streams[WEIGHT][16:].any() and not streams[WEIGHT][9].any(), "padding, and a lost trajectory"
 
 
+def test_alternatives_are_those_of_our_trainer() -> None:
+    """The loss of the tokens that learn from all alternatives, in each of two optimiser batches."""
+    tree, width, generator = ScoreTree(), 16, torch.Generator().manual_seed(0)
+    for text in SCORE_TEXTS:
+        tree.add([ord(sign) for sign in text], float(text))
+    _, groups = groups_of("adpo")
+    method = make_method("adpo", verification_credit="expected", score_weight=0.5)
+    flat, readings = [t for group in groups for t in group.trajectories], list[ScoreReading | None]()
+    for t in flat:
+        t.segments[-1].tokens = [*map(ord, f"{t.scores['sampled']:.1f}"), 8]
+        t.segments[-1].logprobs = [-0.2] * 4
+        branches = {
+            at: dict(
+                zip(node.children, torch.rand(len(node.children), generator=generator).tolist(), strict=True)
+            )
+            for at, node in tree.branchings()
+        }
+        shares = {at: {n: p / sum(row.values()) for n, p in row.items()} for at, row in branches.items()}
+        readings.append(ScoreReading(tree, shares))
+    readings[5] = None
+    flat[5].scores.clear()
+    uids = [group.problem.id for group in groups for _ in group.trajectories]
+    rows, tokens = [*map(as_plain, flat)], [t.tokens for t in flat]
+    batches = [range(8), range(8, 16)]
+    streams, _ = row_streams(method, rows, tokens, uids, batches, LossConfig(), 0, readings)
+    logits = torch.randn(16, width, 64, generator=generator)
+    for t, reading in zip(flat, readings, strict=True):
+        t.scores |= {"soft": 0.0} if reading else {}
+        t.segments[-1].parsed = reading
+    credits = [method.credit(group, valid_trajectories(group, False)) for group in groups]
+    kept, _ = select(Rollout([None] * 4, groups), credits, True)  # type: ignore[list-item]
+    for batch, first in zip(batches, (0, 2), strict=True):
+        at = streams[SHARE][batch].any(-1).nonzero(as_tuple=True)
+        share, worth, ids, place = (streams[name][batch][at] for name in (SHARE, WORTH, ALTERNATIVES, PLACE))
+        found = choice_surrogate(logits[batch][at[0], place].gather(-1, ids), share, worth).loss.sum()
+        own = [group for group in kept if group.number in (first, first + 1)]
+        places, weights, choices = stack_choices(own)
+        numbers = torch.tensor([4 * own[b].number + g for b, g, _ in places.tolist()])
+        terms = choice_surrogate(
+            logits[numbers, places[:, 2]].gather(-1, choices.tokens), choices.probability, choices.advantage
+        )
+        wanted = (terms.loss * weights).sum() / sum(group.trajectories for group in own)
+        torch.testing.assert_close(found, wanted)
+        assert len(places) > 6
+    assert not streams[SHARE][[5, 9]].any(), "without a score, and a lost one"
+
+
+def test_pairs_have_the_gradient_of_our_trainer() -> None:
+    """Rows of a pair come in any order; one pair has lost a side."""
+    method, generator = make_method("dpo", eta=0.3), torch.Generator().manual_seed(1)
+    _, groups = groups_of("adapo")
+    for group in groups:
+        del group.trajectories[2:]
+        for t in group.trajectories:
+            t.rewards["turns"] = 2.0
+    flat = [t for group in groups for t in group.trajectories]
+    order = [7, 0, 4, 5, 2, 1, 3, 6]
+    now, reference = (
+        [-torch.rand(len(t.tokens), generator=generator) * (3 + i % 2) for i, t in enumerate(flat)]
+        for _ in range(2)
+    )
+    now = [row.requires_grad_() for row in now]
+    streams, figures = row_streams(
+        method, [as_plain(flat[i], i % 2) for i in order], [flat[i].tokens for i in order],
+        [str(i // 2) for i in order], [range(8)], LossConfig(),
+        logprobs=[[column[i].detach() for i in order] for column in (now, reference)],
+    )  # fmt: skip
+    rows = pad_sequence([now[i] for i in order], batch_first=True)
+    terms = surrogate(rows, rows.detach(), streams[ADVANTAGE], kl_coef=streams[KL_COEF])
+    found = torch.autograd.grad((terms.loss * streams[WEIGHT]).sum(), now, allow_unused=True)
+    credits = [method.credit(group, valid_trajectories(group, False)) for group in groups]
+    kept, _ = select(Rollout([None] * 4, groups), credits, True)  # type: ignore[list-item]
+    losses = []
+    for group, weight in zip(kept, pair_weights(kept), strict=True):
+        sides = slice(2 * group.number, 2 * group.number + 2)
+        both = [pad_sequence(column[sides], batch_first=True)[None] for column in (now, reference)]
+        told = pairwise(*both, group.advantage_gr[None], group.kl_coef_gr[None])
+        losses.append(told.loss[0] * weight.max())
+    wanted = torch.autograd.grad(sum(losses), now)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, wanted)
+    assert figures["pairs/loss"] == pytest.approx(float(sum(losses).detach()), abs=1e-6)
+    assert not wanted[4].any() and wanted[0].any()
+
+
 def test_a_batch_in_which_nothing_teaches_makes_no_step() -> None:
     """verl leaves a step out whose gradient is not finite; after zeros AdamW would go on by its moments."""
     method, groups = groups_of("adpo")
@@ -167,6 +258,7 @@ def test_rows_of_an_optimiser_step() -> None:
 
 
 CREDIT = "method.verification_credit=concordance"
+EXPECTED = "method.verification_credit=expected"
 ENGINE = ["engine={name: verl, gpus_per_node: 2}", "policy.path=some/model"]
 
 READ_THERE = [
@@ -287,20 +379,36 @@ def test_the_configuration_of_a_recipe() -> None:
     assert "$" not in text and read == recipe.model_dump(mode="json", exclude={"engine"})
     assert made["actor_rollout_ref"]["actor"]["use_kl_loss"] == (recipe.method.options.get("kl", 0) > 0)
     assert made["trainer"]["save_freq"] > 0, "the trained weights are saved"
+    made, _ = verl_config(load_recipe("vts-v-verifier-qwen2.5-vl-7b", ENGINE))
+    actor, rollout = (made["actor_rollout_ref"][name] for name in ("actor", "rollout"))
+    assert rollout["n"] == 2 and actor["ppo_mini_batch_size"] == 8, "the sides of a pair"
+    assert made["trainer"]["test_freq"] == -1 and not made["trainer"]["val_before_train"]
+    assert "hf_model" not in actor["checkpoint"]["save_contents"], "it would not be the adapter"
 
 
 @pytest.mark.parametrize(
     ("recipe", "changes", "message"),
     [
-        ("adpo-digits", ["method.verification_credit=expected"], "probabilities of all scores"),
+        (
+            "adpo-digits",
+            [EXPECTED, "engine.options={actor_rollout_ref.model.use_fused_kernels: true}"],
+            "whole rows of logits",
+        ),
+        (
+            "adpo-digits",
+            [EXPECTED, "engine.options={actor_rollout_ref.actor.fsdp_config: {pad_to_length: true}}"],
+            "whole rows of logits",
+        ),
         (
             "adpo-digits",
             [CREDIT, "learner.groups_per_step=9", "sampling.group_size=3"],
             "multiple of",
         ),
         ("adapo-math-sft", [], "learn by rewards"),
+        ("vts-v-verifier-qwen2.5-vl-7b", ["learner.batch.updates_per_rollout=2"], "one update"),
         ("adapo-digits", [], "engine.response_tokens"),
         ("adpo-digits", [CREDIT, "engine.mode=async", "learner.loss.importance_cap=null"], "older weights"),
+        ("adpo-digits", [CREDIT, "engine.mode=async"], "GPUs of their own.*rollout.nnodes"),
         ("adpo-digits", [CREDIT, "engine.options={data.train_batch_size: 3}"], "the recipe says 24"),
         ("adpo-digits", [CREDIT, "engine.options={+data: {train_batch_size: 3}}"], "the recipe says 24"),
         ("adpo-digits", [CREDIT, "engine.options={data: 3}"], "the recipe says"),

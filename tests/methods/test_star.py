@@ -14,7 +14,7 @@ import pytest
 
 from sampled_threads import drawn, sampled_threads
 from selfverify import TrainerConfig, learn
-from selfverify.cli.run_folders import holds_a_run
+from selfverify.cli.train import holds_a_run
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EVENTS_FILE, read_events
@@ -239,7 +239,7 @@ def test_files_of_another_run_are_refused(tiny_folder: Path, tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"under other settings: .*weights was 'other' and is now"):
         run(tiny_folder, tmp_path, Corrects(), resume=True)
     path.write_text("not JSON\n")
-    with pytest.raises(DataError, match="line 1: not valid JSON"):
+    with pytest.raises(DataError, match="line 1: not the header"):
         run(tiny_folder, tmp_path, Corrects(), resume=True)
 
 

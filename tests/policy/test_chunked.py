@@ -9,10 +9,10 @@ import pytest
 import torch
 from tests.policy.conftest import Loaders, noise_image
 
+from memory_meter import Meter
 from rounding import assert_close
 from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
-from selfverify.experiments.dry_run import Meter
 from selfverify.policy.families import ImageInput
 from selfverify.policy.forward import prefill
 from selfverify.policy.kv_sessions import SharedKVSession
@@ -102,10 +102,10 @@ def test_keys_grow_layer_by_layer() -> None:
     with Meter() as meter:
         fill(layout, 0, room)
         held, little = layers * room * token, 4 * token
-        assert held <= meter.live.total() < held + little
+        assert held <= meter.live < held + little
         with meter.span() as growing:
             fill(layout, room, 1)
-        assert 2 * held <= meter.live.total() < 2 * held + little
+        assert 2 * held <= meter.live < 2 * held + little
         assert growing.total <= 2 * held + held // layers + little
         every = torch.tensor([0]), torch.tensor([[0, 1, 2, 3]])
         copy = layout.select(*every)

@@ -267,7 +267,7 @@ def test_shards_in_mixed_precision_share(load_policy: Any, problems: list[Proble
         plan: Any = {"mesh": init_device_mesh("cpu", (1,)), "mp_policy": MixedPrecisionPolicy(torch.bfloat16)}
         for layer in policy.loaded.family.backbone(policy.model).layers:
             fully_shard(layer, **plan)
-        fully_shard(policy.root, **plan)
+        fully_shard(policy.running.root, **plan)
         found = policy.logprobs(policy.encode(problems), [[[7, 8], [9]]] * 3)
         sampled = policy.sample(policy.encode(problems), SamplingConfig(max_new_tokens=3), seeds=[0, 1, 2])
     finally:

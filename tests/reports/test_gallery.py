@@ -22,9 +22,9 @@ from selfverify.evaluation.metrics import SampleTable, summarise
 from selfverify.evaluation.samples import CORRECT_1, StoredSample
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
+from selfverify.reports.charts import PALETTE, Bubble, draw_bubbles
 from selfverify.reports.film import PageImages
 from selfverify.reports.gallery import gallery, places
-from selfverify.reports.plots import PALETTE, Bubble, draw_bubbles
 from selfverify.reports.report import write_report
 from selfverify.reports.run_data import load_run
 from selfverify.tasks.base import Task

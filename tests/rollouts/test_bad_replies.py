@@ -78,6 +78,8 @@ BROKEN: dict[str, tuple[Callable[[], Observation], str]] = {
     "too large": (lambda: shown(Image.new("1", (20_000, 10_000)))(), "20000 x 10000 pixels, and at most"),
     "no known brightness": (shown(Image.new("F", (56, 56))), "without a known range"),
     "a path": (shown("screen.png"), "of type str and no image"),
+    "no list of parts": (lambda: Observation(WORDS), "has to be a text or a list"),
+    "an unknown part": (lambda: Observation([WORDS, {"type": "video"}]), "content has {'type': 'video'}"),
     "ten megabytes": (lambda: Observation("a b " * 2_500_000), "the reply has 10000001 characters"),
     "a million parts": (lambda: Observation([WORDS] * 1_000_000), "the reply has 6000000 characters"),
 }

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
+from aiohttp import web
 from PIL import Image
+from tests.visual.test_served_verifier import Characters
 from tests.visual.test_step_verifier import adapted
 from typer.testing import CliRunner
 
@@ -186,6 +191,39 @@ def test_conversations_with_a_server_are_side_by_side(
     assert all(abs(delta) > 1e-3 for _, delta in measured[1])
     for number, (step, delta) in enumerate(measured[5]):
         assert (step, delta) == pytest.approx(measured[1][number // 5], abs=1e-4)
+
+
+@dataclass
+class InStep(FakeUpstream):
+    """Answers a turn when eight conversations wait for one, and fails where they never do."""
+
+    together: asyncio.Barrier = field(default_factory=lambda: asyncio.Barrier(8))
+
+    async def _chat(self, request: web.Request, body: Body) -> web.StreamResponse:
+        await asyncio.wait_for(self.together.wait(), 20)
+        return await super()._chat(request, body)
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_requests_do_not_wait_for_the_verifier_of_others(
+    servers: Loop, load_policy: Any, tmp_path: Any, served: bool
+) -> None:
+    """Each turn of eight requests is asked for, and measured by a server, while the others' are, too."""
+    characters = Characters(together=asyncio.Barrier(8))
+    url = servers.upstream(characters)  # type: ignore[arg-type]
+    adapted(load_policy).save(tmp_path / "verifier")
+    here = {"verifier": str(tmp_path / "verifier")}
+    there = {"verifier": f"{url}#tuned", "verifier_base": f"{url}#base"}
+    fake = InStep(write=always_looks)
+    address = before(servers, fake, max_steps=2, **(there if served else here))
+
+    with ThreadPoolExecutor(8) as clients:
+        replies = list(clients.map(lambda _: told(address, asked({}, best_of=False)), range(8)))
+
+    assert [status for status, _ in replies] == [200] * 8, replies
+    deltas = [[step["delta_r"] for step in reply["choices"][0]["looks"]] for _, reply in replies]
+    assert len(deltas[0]) == 2 and all(abs(delta) > 1e-3 for delta in deltas[0])
+    assert all(measured == pytest.approx(deltas[0], abs=1e-4) for measured in deltas)
 
 
 def writing(policy: Policy, write: Callable[[str], str]) -> None:

@@ -79,6 +79,7 @@ HERE: list[tuple[str, list[Body], str]] = [
         "repetition_penalty": 1.5, "guided_choice": ["a", "b"], "logit_bias": {"5": -100}, "echo": True,
         "reasoning_effort": "high", "min_p": 0.1, "ignore_eos": True, "chat_template_kwargs": {"a": False},
          "modalities": ["text", "audio"], "foo": 1, "a\r\nSet-Cookie: x": 1,
+        "do_sample": False, "enable_thinking": False, "fooo": 0,
     }.items()],
     (CHAT, [said(v) for v in (None, 5, [], {"type": "text", "text": "x"})], CONTENT),
     (CHAT, [said([v]) for v in ("x", {"type": "video"}, {"type": "text", "text": None})], f"{CONTENT}.0"),

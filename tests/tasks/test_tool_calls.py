@@ -77,8 +77,12 @@ BOXED = Call("zoom", {"box": [1, 2]})
         ('```json\n{"name": "Alice", "age": 3}\n```', []),
         ('My zoom is {"answer": 3} or [{"a": 1}].', []),
         (f"<think>{ZOOM} <|python_tag|></think>No.", []),
-        # Answers in JSON.
+        # Answers in JSON, and in words that mention a tool.
         ('{"answer": 3}', []),
+        ('{"summary": "I used the zoom", "action": "zoomed"}', []),
+        ("I used my zoom (once); its name was zoom. My action: a zoom.", []),
+        ("<answer>I have called zoom(1, 2).</answer>", []),
+        (f'[TOOL_CALLS][{ZOOM}]', [BOXED]),
         ("{not json", []),
         ("[1, 2]", []),
         # Thoughts are no calls, whether the prompt or the policy has begun them.
@@ -140,6 +144,16 @@ def test_calls(text: str, calls: list[Call]) -> None:
         ('I look closer. {"name": "zoom"}', "arguments are no JSON object"),
         (f'I look closer. {{"action": {ZOOM}}}', "it stands in other JSON"),
         ("I look closer. <function=zoom>", "neither <parameter=...> nor </function>"),
+        *((text, "its form is not known here; a call is {") for text in (
+            "{'name': 'zoom', 'arguments': {'box': [1, 2]}}", 'So: {“name”: “zoom”, “arguments”: {}}',
+            '{"tool": "zoom", "arguments": {}}', '{"id": 1, "tool_name" : "zoom" }', "[zoom(box=[1, 2])]",
+            "zoom(box=[1,\n2])", "```tool_code\nzoom(box=[1])\n```", "So.\nAction: zoom\nAction Input: {}",
+            '[TOOL_CALLS]zoom[ARGS]{"box": [1]}', '✿FUNCTION✿: zoom\n✿ARGS✿: {}',
+            '<function name="zoom">{}</function>', 'So. <invoke name="zoom"></invoke>',
+            "<|tool_call_start|>[zoom()]<|tool_call_end|>", "<think>So.</think> to=functions.zoom {}",
+            "<｜tool▁calls▁begin｜>function<｜tool▁sep｜>zoom\n```json\n{}\n```",
+            '<|tool_calls_section_begin|>functions.zoom:0<|tool_call_argument_begin|>{}',
+        )),
     ],
 )  # fmt: skip
 def test_broken_calls(text: str, error: str) -> None:
@@ -176,7 +190,7 @@ def test_messages_that_transformers_has_read(message: dict[str, Any], calls: lis
 
 MARKS = (
     "<tool_call> </tool_call> <think> </think> <function= <parameter= </parameter> </function> > zoom ``` "
-    '<|python_tag|> ```{ {"name":"zoom", {"id":'
+    '<|python_tag|> ```{ {"name":"zoom", {"id": {name zoom( ) Action:'
 )
 PIECES = [*MARKS.split(), '{"name": ', '"zoom"', ', "arguments": ', *'{}[]"\\1\n', ZOOM]
 

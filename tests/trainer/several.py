@@ -174,7 +174,7 @@ def run(output: Path, way: str, given: dict[str, str], replay: Path | None = Non
     learner.run()
     learner.save_model(output / "model")
     if ranks.index() == 0:
-        facts = {"count": ranks.count(), "root": type(policy.root).__name__}
+        facts = {"count": ranks.count(), "root": type(policy.running.root).__name__}
         (output / "way.json").write_text(json.dumps(facts))
 
 

@@ -416,13 +416,8 @@ def test_names_that_do_not_match_are_listed_and_nothing_changes(tmp_path: Path) 
     assert_same(live, llama(2))
 
 
-def test_another_architecture_is_refused_by_both_names(tmp_path: Path) -> None:
+def test_another_type_of_model_is_refused_though_names_and_shapes_fit(tmp_path: Path) -> None:
     torch.manual_seed(0)
     MistralForCausalLM(MistralConfig(**SMALL)).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="holds a MistralForCausalLM, the model is a LlamaForCausalLM"):
-        load_matching(llama(1), tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    del config["architectures"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="of type 'mistral', the model is 'llama'"):
         load_matching(llama(1), tmp_path)

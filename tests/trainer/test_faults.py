@@ -141,7 +141,7 @@ def check(steps: int, kills: int, folder: Path) -> list[str]:
     assert events["image_retried"] >= 1
     for folder in (whole, broken):
         told = "\n".join(story(read_events(folder / "events.jsonl")))
-        assert "2 problems skipped" in told and "gone.png" in told
+        assert "problems skipped: 2" in told and "gone.png" in told
         assert f"filed-sum#{GONE}: " in told and f"filed-sum/{UNUSABLE}: " in told
     unjudged = [e for e in read_events(whole / "events.jsonl") if e["event"] == "unjudged"]
     assert {e["problem"] for e in unjudged} == {f"filed-sum/{UNJUDGED}"}

@@ -96,8 +96,8 @@ def test_steps_without_a_usable_problem_pass_when_others_follow(tiny_folder: Pat
     assert [row["problems/skipped"] for row in rows(tmp_path)] == [3, 6, 6, 9, 9]
     assert ["accuracy" in row for row in rows(tmp_path)] == [False, False, True, False, True]
     told = story(read_events(tmp_path / "events.jsonl"))
-    assert told[0] == "3 steps without a usable problem"
-    assert told[1] == "9 problems skipped" and "digits-pick/train/0/0" in told[2]
+    assert told[0] == "steps without a usable problem: 3"
+    assert told[1] == "problems skipped: 9" and "digits-pick/train/0/0" in told[2]
 
 
 def test_global_generators_go_on_where_they_were(tiny_folder: Path, tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_a_bad_gradient_changes_nothing_but_the_count_of_updates(
     [skipped] = [event for event in events if event["event"] == "update_skipped"]
     assert (skipped["step"], skipped["channel"], skipped["norm"]) == (1, "all", "nan")
     assert events[-1]["event"] == "finished"
-    assert "1 update skipped, as its gradient was not finite" in story(events)
+    assert "updates skipped, as their gradient was not finite: 1" in story(events)
 
 
 @pytest.mark.parametrize("channels", ["separate", "alternate"])
@@ -354,7 +354,7 @@ def test_three_in_a_row_end_the_run_and_it_can_be_gone_on_with(tiny_folder: Path
         demonstrated(policy, tmp_path, config, bad=[2, 3, 4])
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-000004"]
-    assert "3 updates skipped, as their gradients were not finite" in story(
+    assert "updates skipped, as their gradient was not finite: 3" in story(
         read_events(tmp_path / "events.jsonl")
     )
     # The row goes on where it was: the third ends the demonstrated again.

@@ -138,7 +138,8 @@ def test_skip_takes_the_step_back() -> None:
     assert [reply.role for reply in episode.expected_observations()] == ["tool", "user"]
 
 
-ENDS = [ANSWER, *(call("terminate", final_response=text) for text in ("5", ANSWER, 5))]
+TAGGED = ("<answer>5</answer>", "It is <answer>5</answer>.", "<answer>5</answer><score>0.9</score>")
+ENDS = [ANSWER, *(call("terminate", final_response=text) for text in ("5", ANSWER, 5, *TAGGED))]
 
 
 @pytest.mark.parametrize("text", ENDS)
@@ -234,7 +235,8 @@ def ended(**arguments: Any) -> str:
 BOX = "[8, 8, 24, 24]"
 NO_ANSWERS = [
     ended(answer="A"), ended(), ended(final_response=None), ended(final_response=True),
-    ended(final_response=["5"]), ended(final_response={"answer": 5}), ended(final_response="5", sure=0.9),
+    ended(final_response=""), ended(final_response=" \n"), ended(final_response=["5"]),
+    ended(final_response={"answer": 5}), ended(final_response="5", sure=0.9),
     '{"thought": "a", "action_name": "terminate", "action": 5}', '{"action_name": "terminate"}',
     '{"action_name": "terminate", "action": "5"}',
     'Action: terminate(final_response="<answer>5</answer><score>0.9</score>")',
@@ -259,6 +261,14 @@ def test_what_is_no_answer(text: str, calls: str) -> None:
     episode, replies = held(looking(calls=calls), text, ANSWER)
     assert not replies[0].done and words(replies[0]).startswith("Error: "), words(replies[0])
     assert episode.steps[0].error and replies[1].done and episode.result().rewards["correct"] == 1
+
+
+@pytest.mark.parametrize("text", ['terminate("5")', "```\nterminate('5')\n```", "<terminate>5</terminate>"])
+def test_terminate_is_known_where_it_is_not_offered(text: str) -> None:
+    """Else such words would be an answer that cannot be read."""
+    episode, replies = held(looking(tools=["crop"]), text, ended(final_response=5))
+    assert words(replies[0]).startswith("Error: this looks like a call") and replies[1].done
+    assert episode.result().rewards["correct"] == 1
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -26,10 +27,11 @@ class Characters:
 
     Args:
         fault: What goes wrong: ``refuses`` the field, tells ``nothing``, writes a ``template`` of its own.
+        together: Passed by every turn that is to be measured.
     """
 
-    def __init__(self, fault: str = "") -> None:
-        self.fault = fault
+    def __init__(self, fault: str = "", together: asyncio.Barrier | None = None) -> None:
+        self.fault, self.together = fault, together
         self.seen: list[dict[str, Any]] = []
 
     def application(self) -> web.Application:
@@ -40,6 +42,8 @@ class Characters:
     async def chat(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.seen.append(body)
+        if self.together is not None and "prompt_logprobs" in body and body["model"] == "tuned":
+            await asyncio.wait_for(self.together.wait(), 20)
         text = "".join(f"<{m['role']}>{_text(m['content'])}" for m in body["messages"])
         text += "" if body.get("continue_final_message") else "<assistant>"
         if self.fault == "refuses" and "prompt_logprobs" in body:

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.experiments.looks.looks_files import write_looks
 
-from selfverify.experiments.visual_export import export_looks
+from selfverify.experiments.visual_sets import export_looks
 from selfverify.policy.loading import BUILTIN
 
 folder = Path(sys.argv[1])

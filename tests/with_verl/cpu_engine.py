@@ -5,7 +5,9 @@ It registers verl's FSDP engine for the platform of `cpu_platform`, and a rollou
 on a CPU, and offloading to a CPU pins memory, which needs a GPU.
 """
 
+import asyncio
 import os
+from pathlib import Path
 
 import ray
 import torch
@@ -19,6 +21,7 @@ from transformers import (
     AutoProcessor,
     AutoTokenizer,
 )
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY, BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
@@ -100,6 +103,10 @@ class GenerateReplica(RolloutReplica):
 
 
 class GenerateRollout(BaseRollout):
+    def __init__(self, *given, replica_rank=-1, **more):
+        super().__init__(*given, **more)
+        self.server = f"generate_{replica_rank if replica_rank >= 0 else os.environ['RANK']}"
+
     async def resume(self, tags):
         pass
 
@@ -107,8 +114,46 @@ class GenerateRollout(BaseRollout):
         pass
 
     async def update_weights(self, weights, global_steps=None, **more):
-        state = {name: tensor.detach().float().cpu().clone() for name, tensor in weights}
-        await ray.get_actor(f"generate_{int(os.environ['RANK'])}").load.remote(state, global_steps)
+        pairs = [pair async for pair in weights] if hasattr(weights, "__aiter__") else weights
+        state = {name: tensor.detach().float().cpu().clone() for name, tensor in pairs}
+        await ray.get_actor(self.server).load.remote(state, global_steps)
+
+
+@CheckpointEngineRegistry.register("file")
+class FileCheckpoint(CheckpointEngine):
+    """Weights travel to servers of their own by a file."""
+
+    def __init__(self, **given):
+        self.rank = None
+
+    def prepare(self):
+        return {}
+
+    @classmethod
+    def build_topology(cls, actors, servers, metadata):
+        return {"rank": list(range(actors))}, {"rank": [None] * servers}
+
+    def init_process_group(self, rank):
+        self.rank = rank
+
+    def finalize(self):
+        pass
+
+    def _path(self, step):
+        return Path(os.environ["SELFVERIFY_RECORD"]) / f"weights-{step}.pt"
+
+    async def send_weights(self, weights, global_steps=None):
+        state = {name: tensor.detach().cpu().clone() for name, tensor in weights}
+        if self.rank == 0:
+            half = self._path("half")
+            torch.save(state, half)
+            half.replace(self._path(global_steps))
+
+    async def receive_weights(self, global_steps=None):
+        while not self._path(global_steps).exists():
+            await asyncio.sleep(0.1)
+        for pair in torch.load(self._path(global_steps)).items():
+            yield pair
 
 
 RolloutReplicaRegistry.register("generate", lambda: GenerateReplica)

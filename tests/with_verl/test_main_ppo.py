@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.experiments.looks.looks_files import write_looks
 
 from selfverify.core.trajectory import Group, valid_trajectories
 from selfverify.experiments.recipe import Recipe
@@ -17,6 +18,7 @@ from selfverify.methods.base import Training
 from selfverify.objectives import UNTRAINED, surrogate, token_weights
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
+from selfverify.rollouts.score_reading import read_rollout_scores
 from selfverify.trainer.batch import make_streams, stack
 from selfverify.trainer.trainer import Trainer
 
@@ -49,9 +51,11 @@ LEARNER = {"steps": 2, "groups_per_step": 4, "loss": {"importance_cap": None}}
 OPTIM = {"learning_rate": 1e-4, "schedule": "linear", "weight_decay": 0.01}
 
 
-def recipe_of(folder, ranks=1, prompt=256, response=None, learner=None, mode="sync", shared=False, **more):
-    engine = {"gpus_per_node": ranks, "prompt_tokens": prompt, "response_tokens": response, "options": ENGINE}
-    engine |= {"mode": mode, "shared_prefix": shared}
+def recipe_of(
+    folder, ranks=1, prompt=256, response=None, learner=None, mode="sync", shared=False, options=None, **more
+):
+    engine = {"gpus_per_node": ranks, "prompt_tokens": prompt, "response_tokens": response}
+    engine |= {"mode": mode, "shared_prefix": shared, "options": ENGINE | (options or {})}
     learner = LEARNER | {"optim": OPTIM} | (learner or {})
     evaluation = {"problems": 3, "samples": 2} | more.pop("evaluation", {})
     return Recipe.model_validate(
@@ -89,7 +93,8 @@ def groups_of(rows, task, seed, step):
 
 
 def learn_again(folder, recipe, records):
-    """Our own trainer on the rollouts of verl's run; returns its policy and the figures of each step."""
+    """Our own trainer on the rollouts of verl's run, or on its own where nothing is sampled; returns its
+    policy and the figures of each step."""
     policy, task, method = build(recipe.model_copy(update={"engine": None}))
     told = []
     training = Training(
@@ -103,9 +108,13 @@ def learn_again(folder, recipe, records):
         prompts = policy.encode([group.problem for _, group in found])
         for (own, _), prompt in zip(found, prompts, strict=True):
             assert all(records[step]["prompts"][i] == prompt.ids.tolist() for i in own)
-        return Rollout(prompts, [group for _, group in found]), [0] * len(found)
+        rolled = Rollout(prompts, [group for _, group in found])
+        if method.config.reads_scores:
+            read_rollout_scores(policy, rolled, recipe.sampling.temperature)
+        return rolled, [0] * len(found)
 
-    trainer.source.roll_out, trainer.source.complete = roll_out, lambda number, prompt: prompt
+    if records:
+        trainer.source.roll_out, trainer.source.complete = roll_out, lambda number, prompt: prompt
     trainer.run()
     return policy, told
 
@@ -129,17 +138,17 @@ def compare(policy, folder, recipe, most=5e-5):
 
 @pytest.mark.slow
 def test_adpo_with_images(tmp_path):
-    """A single answer; the second step feels the reference's pull, at half of the first one's rate. Prompts
-    are forwarded once for a group."""
-    adpo = {"name": "adpo", "kl": 0.2, "score_kl": 0.02, "verification_credit": "concordance"}
+    """A single answer, and all scores that could have been written, which the workers read; the second step
+    feels the reference's pull, at half of the first one's rate. Prompts are forwarded once for a group."""
+    adpo = {"name": "adpo", "kl": 0.2, "score_kl": 0.02, "verification_credit": "expected"}
     recipe = recipe_of(
-        tmp_path, policy={"path": "builtin:digits"}, task={"name": "digits-pick"}, method=adpo,
+        tmp_path, ranks=2, policy={"path": "builtin:digits"}, task={"name": "digits-pick"}, method=adpo,
         sampling={"group_size": 4, "max_new_tokens": 48, "top_p": 1.0},
         learner={"loss": {"denominator": "channel", "importance_cap": None}}, shared=True,
     )  # fmt: skip
     figures, records = run_verl(tmp_path, recipe)
     first, second = figures[1], figures[2]
-    assert (tmp_path / "packed").read_text() == "4 prompts for 16 rows"
+    assert (tmp_path / "packed").read_text() == "2 prompts for 8 rows"
     assert first["actor/selfverify_kl_loss"] == 0.0 < second["actor/selfverify_kl_loss"]
     assert first["selfverify/accuracy"] == first["critic/score/mean"]
     assert first["training/rollout_probs_diff_max"] < 1e-4, "verl's own log-probs are those of the sampler"
@@ -227,16 +236,44 @@ def test_adapo_on_two_ranks(tmp_path):
             norms.append(float(torch.nn.utils.clip_grad_norm_(trained, optim.max_grad_norm)))
             if norms[-1]:
                 optimizer.step()
-        assert figures[step + 1]["actor/grad_norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-4)
+        lengths = [len(a) + len(b) for a, b in zip(rows["prompts"], rows["responses"], strict=True)]
+        most = max(sum(lengths[: len(lengths) // 2]), sum(lengths[len(lengths) // 2 :]))
+        assert figures[step + 1]["global_seqlen/balanced_max"] == most, "as the rows lie on the two ranks"
+        found = figures[step + 1]["actor/grad_norm"]  # none, where no group of a batch teaches
+        assert found == (pytest.approx(sum(norms) / len(norms), rel=1e-4) if all(norms) else None)
     assert len(coefficients) > 1, "the problems' own coefficients of KL"
     compare(policy, tmp_path, recipe)
 
 
 @pytest.mark.slow
-def test_sampling_ahead(tmp_path):
-    """The second batch is sampled by the first weights, and its tokens have importance weights."""
+def test_pairs_of_traces(tmp_path):
+    """DPO of conversations that share a step: images stand in the prompt and behind it."""
+    write_looks(tmp_path, problems=4)
+    pairs = str(tmp_path / "pairs.jsonl")
     recipe = recipe_of(
-        tmp_path, mode="colocate", policy={"path": "builtin:digits"}, task={"name": "digits-pick"},
+        tmp_path, ranks=2, prompt=512, response=512, policy={"path": "builtin:digits"},
+        task={"name": "pairs", "train": pairs}, method={"name": "dpo"},
+        learner={"groups_per_step": 2},
+    )  # fmt: skip
+    figures, _ = run_verl(tmp_path, recipe)
+    policy, told = learn_again(tmp_path, recipe, [])
+    for ours, theirs in zip(told, (figures[1], figures[2]), strict=True):
+        assert theirs["actor/grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-4)
+        assert theirs["selfverify/pairs/loss"] == pytest.approx(ours["loss"], abs=1e-5)
+    assert figures[2]["selfverify/pairs/margin"] > 0 == figures[1]["selfverify/lost"]
+    compare(policy, tmp_path, recipe)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["colocate", "async"])
+def test_sampling_ahead(tmp_path, mode):
+    """The second batch is sampled by the first weights, and its tokens have importance weights. Servers of
+    their own get the weights by a file."""
+    servers = {"nnodes": 1, "n_gpus_per_node": 1, "checkpoint_engine.backend": "file"}
+    options = {f"actor_rollout_ref.rollout.{name}": value for name, value in servers.items()}
+    recipe = recipe_of(
+        tmp_path, mode=mode, options=options if mode == "async" else {},
+        policy={"path": "builtin:digits"}, task={"name": "digits-pick"},
         method={"name": "grpo", "kl": 0.0}, sampling={"group_size": 4, "max_new_tokens": 48, "top_p": 1.0},
         learner={"loss": {}}, evaluation={"samples": 1},
     )  # fmt: skip

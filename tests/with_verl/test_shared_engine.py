@@ -9,7 +9,7 @@ from tensordict import NonTensorData, NonTensorStack
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from verl.utils import tensordict_utils
 from verl.workers.utils.padding import no_padding_2_padding
-from workers import ALONE, batch, llama_folder, nested, worker
+from workers import batch, image_positions, llama_folder, nested, stand_alone, worker
 
 from selfverify.core.errors import ConfigError
 from selfverify.integrations.verl import shared_engine
@@ -33,9 +33,7 @@ def text_folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch):
-    """A worker reads where it stands from variables, which end with the test."""
-    for name in (*ALONE, "VERL_ENGINE_VENDOR"):
-        monkeypatch.setenv(name, "")
+    stand_alone(monkeypatch)
 
 
 def made_worker(path, shares, lora=0, **engine):
@@ -118,20 +116,13 @@ def image_rows():
     prompt = torch.cat([words[:3], torch.full((count,), model.config.image_token_id), words[3:]])
     responses = [torch.randint(100, 300, (length,), generator=noise) for length in (6, 3, 5, 6, 2, 4)]
     shown = [0, 1, 0, 0, 1, 1]
-    places, images = [], []
-    for response, which in zip(responses, shown, strict=True):
-        ids = torch.cat([prompt, response])[None]
-        kinds = (ids == model.config.image_token_id).int()
-        grid = made[which]["image_grid_thw"]
-        axes, _ = model.model.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=grid)
-        places.append(torch.cat([torch.arange(ids.shape[1])[None], axes[:, 0]]))
-        images.append(
-            {"pixel_values": made[which]["pixel_values"], "image_grid_thw": grid,
-             "images_seqlens": grid[:, 1] * grid[:, 2]}
-        )  # fmt: skip
-    flat = torch.cat(places, dim=1)
-    ends = torch.tensor([0, *(place.shape[1] for place in places)]).cumsum(0)
-    positions = torch.nested.nested_tensor_from_jagged(flat, ends, jagged_dim=2)
+    grids = [made[which]["image_grid_thw"] for which in shown]
+    images = [
+        {"pixel_values": made[which]["pixel_values"], "image_grid_thw": grid,
+         "images_seqlens": grid[:, 1] * grid[:, 2]}
+        for which, grid in zip(shown, grids, strict=True)
+    ]  # fmt: skip
+    positions = image_positions(model, [torch.cat([prompt, row]) for row in responses], grids)
     return [prompt] * len(shown), responses, positions, images
 
 

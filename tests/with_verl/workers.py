@@ -10,6 +10,10 @@ import torch
 from tensordict import TensorDict
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLModel,
+)
 from verl.trainer.config import CheckpointConfig
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
@@ -25,6 +29,17 @@ ALONE = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29631",
 }
+
+
+FORWARDS = {kind: kind.forward for kind in (Qwen2_5_VLModel, Qwen2_5_VLForConditionalGeneration)}
+
+
+def stand_alone(monkeypatch):
+    """Let all that a worker changes in this process end with a test: variables, and transformers' models."""
+    for name in (*ALONE, "VERL_ENGINE_VENDOR"):
+        monkeypatch.setenv(name, "")
+    for kind, forward in FORWARDS.items():
+        monkeypatch.setattr(kind, "forward", forward)
 
 
 def nested(rows):
@@ -71,3 +86,14 @@ def batch(prompts, responses, positions=None):
     )
     data["loss_mask"] = nested([torch.ones(len(row), dtype=torch.long) for row in rows])
     return data
+
+
+def image_positions(model, rows, grids):
+    """Positions of rows of prompt and response with one image each, as verl's agent loop makes them."""
+    places = []
+    for row, grid in zip(rows, grids, strict=True):
+        kinds = (row[None] == model.config.image_token_id).int()
+        axes, _ = model.model.get_rope_index(row[None], mm_token_type_ids=kinds, image_grid_thw=grid)
+        places.append(torch.cat([torch.arange(len(row))[None], axes[:, 0]]))
+    ends = torch.tensor([0, *map(len, rows)]).cumsum(0)
+    return torch.nested.nested_tensor_from_jagged(torch.cat(places, dim=1), ends, jagged_dim=2)

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 import selfverify_android_world
 from environment_servers import hosted
-from selfverify.agents import environment_task
 from selfverify.agents.environment_task import EnvironmentAgentsConfig
+from selfverify.core import config as config_module
 from selfverify.core.config import distributions
 from selfverify.core.episode import Call, EnvironmentLost
 from selfverify.core.errors import DataError
@@ -184,7 +184,7 @@ def test_it_is_found_where_it_is_installed() -> None:
 
 
 def test_recipes_name_it_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment_task, "distributions", lambda: {"x": selfverify_android_world})
+    monkeypatch.setattr(config_module, "distributions", lambda: {"x": selfverify_android_world})
     config = EnvironmentAgentsConfig(sources=[{"kind": "android-world", "url": "http://x:1"}])
     [source] = config.sources
     made = source.make()

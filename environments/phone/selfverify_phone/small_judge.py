@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from selfverify.policy.tiny_models import text_tokenizer, write_tiny_text
 from selfverify_phone import small_policy
+from selfverify_phone.fresh_model import text_tokenizer, write_tiny_text
 from selfverify_phone.judging import PhoneJudging
 from selfverify_phone.short_form import QUESTION
 

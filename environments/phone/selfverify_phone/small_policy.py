@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from selfverify.policy.tiny_models import text_tokenizer, write_tiny_text
 from selfverify_phone.contents import words
 from selfverify_phone.expert import carry_out
+from selfverify_phone.fresh_model import text_tokenizer, write_tiny_text
 from selfverify_phone.phone_tasks import make_task
 from selfverify_phone.rendering.writing import terse
 from selfverify_phone.templates import TEMPLATES

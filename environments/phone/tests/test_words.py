@@ -8,12 +8,12 @@ from random import Random
 
 import pytest
 
-from selfverify.policy.tiny_models import text_tokenizer
 from selfverify_phone.apps import APPS, switch_on
 from selfverify_phone.contents import words
 from selfverify_phone.contents.hostile import TEXTS
 from selfverify_phone.contents.world import World
 from selfverify_phone.expert import carry_out
+from selfverify_phone.fresh_model import text_tokenizer
 from selfverify_phone.phone_tasks import make_task
 from selfverify_phone.playing import perform
 from selfverify_phone.rendering.icons import ICONS

@@ -18,7 +18,7 @@ from selfverify.agents.goals import Goal
 from selfverify.agents.session import PooledEnvironment, SharedPool
 from selfverify.agents.task import AgentTask, AgentTaskConfig
 from selfverify.connectors.pool import LocalSource, PoolConfig, Source, SourceConfig
-from selfverify.core.config import RolloutLimits, distributions
+from selfverify.core.config import RolloutLimits, with_distributions
 from selfverify.core.episode import Environment, EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem, Split, split_seeds
@@ -97,15 +97,13 @@ def _key() -> str | None:
 
 
 def source_kinds() -> dict[str, type[SourceConfig]]:
-    """Return the kinds of sources, those of installed distributions included."""
-    found: dict[str, type[SourceConfig]] = {
-        "server": ServerSourceConfig,
-        "mcp": McpSourceConfig,
-        "process": ProcessSourceConfig,
-    }
-    for module in distributions().values():
-        found.update(vars(module).get("SOURCES", {}))
-    return found
+    """Return the kinds of sources, those of installed distributions included.
+
+    Raises:
+        ConfigError: Two of them have one name.
+    """
+    own = {"server": ServerSourceConfig, "mcp": McpSourceConfig, "process": ProcessSourceConfig}
+    return with_distributions("SOURCES", "kind of sources", own, lambda kinds: kinds.items())
 
 
 def _by_kind(given: Any) -> Any:

@@ -200,7 +200,7 @@ def _export_conversations(source: Path, output: Path, settings: ExportConfig, as
 
 def _export_looks(source: Path, output: Path, settings: ExportConfig, as_json: bool) -> None:
     """Write traces and pairs of looking again for another trainer."""
-    from selfverify.experiments.visual_export import export_looks
+    from selfverify.experiments.visual_sets import export_looks
 
     if settings.model_dump(exclude={"format"}) != ExportConfig().model_dump(exclude={"format"}):
         raise ConfigError(

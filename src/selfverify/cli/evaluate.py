@@ -16,6 +16,7 @@ from selfverify.cli.options import (
     print_headline,
     print_json,
     print_table,
+    resolve_target,
     settings_as_options,
 )
 from selfverify.core.config import CommandConfig
@@ -111,7 +112,6 @@ def evaluate(
     if settings.fitted.calibrate:
         _calibrate(Path(target), settings, as_json)
         return
-    from selfverify.cli.run_folders import resolve_target
     from selfverify.experiments.recipe import load_recipe, refuse_hidden
 
     source, found = resolve_target(target, settings.recipe)

@@ -36,6 +36,8 @@ from rich.text import Text
 
 from selfverify.core.config import SETTINGS_FILE, is_marked, option_name
 from selfverify.core.errors import ConfigError
+from selfverify.core.policy_config import is_saved_model, is_served
+from selfverify.experiments.recipe import RECIPE_FILE
 from selfverify.experiments.recipe_yaml import dump_yaml, read_document, reason
 
 if TYPE_CHECKING:
@@ -339,3 +341,56 @@ def print_table(
     for row in rows:
         table.add_row(*(figure(value) for value in row))
     Console().print(table)
+
+
+def resolve_target(target: str, recipe: str | None) -> tuple[str, str | None]:
+    """Return the recipe to measure by and the model to measure; None is the model the recipe starts from.
+
+    Raises:
+        ConfigError: ``target`` is a model that belongs to no run, and no recipe is given.
+    """
+    if is_served(target):
+        if recipe is None:
+            raise ConfigError(f"{target} is a model: say with --recipe NAME what to measure it by")
+        return recipe, target
+    folder = Path(target).expanduser()
+    if (folder / RECIPE_FILE).is_file():
+        return recipe or target, _trained_model(folder)
+    if is_saved_model(folder):
+        run = next((above for above in folder.resolve().parents if (above / RECIPE_FILE).is_file()), None)
+        if recipe is None and run is None:
+            raise ConfigError(f"{target} is a model: say with --recipe NAME what to measure it by")
+        return recipe or str(run), target
+    return recipe or target, None
+
+
+def saved_model(target: str) -> str:
+    """Return the model's folder: ``target`` itself, or the model that the run in ``target`` has trained.
+
+    Raises:
+        ConfigError: ``target`` is neither a run nor a model.
+    """
+    folder = Path(target).expanduser()
+    if (folder / RECIPE_FILE).is_file():
+        return _trained_model(folder)
+    if is_saved_model(folder):
+        return str(folder)
+    raise ConfigError(f"{target} is neither a run nor a saved model")
+
+
+def _trained_model(run: Path) -> str:
+    from selfverify.trainer.checkpoint import (
+        CHECKPOINTS_FOLDER,
+        MODEL_FOLDER,
+        best_checkpoint,
+        latest_checkpoint,
+    )
+
+    checkpoints = run / CHECKPOINTS_FOLDER
+    best = best_checkpoint(checkpoints, verify=True)
+    if best is None and is_saved_model(run / MODEL_FOLDER):
+        return str(run / MODEL_FOLDER)
+    checkpoint = best or latest_checkpoint(checkpoints, verify=True)
+    if checkpoint is None:
+        raise ConfigError(f"{run}: this run holds no trained model and no complete checkpoint")
+    return str(checkpoint / MODEL_FOLDER)

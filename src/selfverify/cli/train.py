@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from pydantic import Field
 
-from selfverify.cli.options import Overrides, RecipeName, say, settings_as_options
+from selfverify.cli.options import Overrides, RecipeName, saved_model, say, settings_as_options
 from selfverify.core.config import CommandConfig, Seed
 from selfverify.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from selfverify.experiments.recipe import Recipe
 
 
 class QuickstartConfig(CommandConfig):
@@ -84,6 +87,64 @@ class TrainConfig(CommandConfig):
     """With --dry-run: the tokens of what an environment says at a time, images included."""
 
 
+def holds_a_run(folder: Path) -> bool:
+    """Return whether training has already written something into ``folder``."""
+    metrics = folder / "metrics.jsonl"
+    if metrics.is_file() and metrics.stat().st_size > 0:
+        return True
+    return any(
+        any(folder.glob(kept))
+        for kept in ("checkpoints/checkpoint-*", "iteration-*", "looks/collected.jsonl")
+    )
+
+
+def dry_run_lines(recipe: Recipe, resume: bool) -> list[str]:
+    """Return lines that tell people what ``train`` would do."""
+    from selfverify.experiments.recipe import missing_packages
+    from selfverify.trainer.checkpoint import CHECKPOINTS_FOLDER, latest_checkpoint
+
+    learner, sampling = recipe.learner, recipe.sampling
+    rollouts = learner.steps * learner.groups_per_step
+    updates = learner.steps * learner.batch.updates_per_rollout * learner.batch.inner_epochs
+    checkpoint = latest_checkpoint(recipe.folder / CHECKPOINTS_FOLDER)
+    held = holds_a_run(recipe.folder) and not resume
+    lines = [
+        f"method {recipe.method.name} on task {recipe.task.name}, from model {recipe.policy.path}",
+        f"{learner.steps} steps x {learner.groups_per_step} problems x {sampling.group_size} samples = "
+        f"{rollouts * sampling.group_size} trajectories, {updates} updates",
+        f"writes to {recipe.output}"
+        + (" (already holds a run: needs --resume or --overwrite)" if held else ""),
+    ]
+    lines += [f"NOT READY: {line}" for line in missing_packages(recipe)]
+    if resume:
+        lines.append(f"resumes from {checkpoint.name}" if checkpoint else "no checkpoint there: starts anew")
+    return lines
+
+
+def plan_lines(recipe: Recipe, gpus: int, sharded: bool, heard: int | None) -> list[str]:
+    """Return lines that tell people what a step takes, or why that cannot be said."""
+    from selfverify.core.errors import SelfVerifyError
+    from selfverify.experiments.plan import make_plan
+    from selfverify.policy.loading import is_at_hand
+
+    if recipe.stopping is not None:
+        return ["plan: none, since the run makes its own pairs"]
+    try:
+        if recipe.engine is not None and (gpus > 1 or sharded or heard):
+            return ["plan: none; engine.nodes, engine.gpus_per_node and engine.response_tokens say this"]
+        if recipe.engine is not None:
+            from selfverify.experiments.plan import engine_lines
+            from selfverify.integrations.verl.launch import verl_config
+
+            config, _ = verl_config(recipe)
+            return [f"plan: {line}" for line in engine_lines(recipe, recipe.engine, config)]
+        if not is_at_hand(recipe.policy.path):
+            return [f"plan: none, since {recipe.policy.path} is not on this machine"]
+        return [f"plan: {line}" for line in make_plan(recipe, gpus, sharded, heard).lines()]
+    except SelfVerifyError as error:
+        return [f"plan: none; {' '.join(str(error).split())}"]
+
+
 @settings_as_options
 def train(recipe: RecipeName, settings: TrainConfig, overrides: Overrides = None) -> None:
     """Train a model by a recipe, a file with all settings of a training (see `selfverify recipes`).
@@ -105,7 +166,6 @@ def train(recipe: RecipeName, settings: TrainConfig, overrides: Overrides = None
 
     - `selfverify train runs/agent --replay runs/agent output=runs/agent-again`
     """
-    from selfverify.cli.run_folders import dry_run_lines, holds_a_run, plan_lines
     from selfverify.experiments.recipe import load_recipe, to_yaml
 
     loaded = load_recipe(recipe, overrides or [])
@@ -178,7 +238,6 @@ def merge(
 
     - `selfverify merge builtin:smollm2 ./smollm2`
     """
-    from selfverify.cli.run_folders import saved_model
     from selfverify.core.policy_config import PolicyConfig
     from selfverify.experiments.recipe import RECIPE_FILE, load_recipe
     from selfverify.policy.adapters import base_of

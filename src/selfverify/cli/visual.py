@@ -23,6 +23,7 @@ from selfverify.cli.options import (
     print_json,
     print_outcome,
     print_table,
+    resolve_target,
     say,
     settings_as_options,
 )
@@ -292,7 +293,6 @@ def compare(
 
 
 def _looks(target: str, settings: ListenerConfig, overrides: list[str] | None) -> Any:
-    from selfverify.cli.run_folders import resolve_target
     from selfverify.experiments.recipe import load_recipe, refuse_hidden
     from selfverify.experiments.train_stopping import CappedLooks
 

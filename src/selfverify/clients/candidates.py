@@ -28,6 +28,7 @@ from selfverify.clients.replies import (
     estimated_tokens,
     last_score,
     mended,
+    read_tool_calls,
     soft_score,
     text_of,
     usable_choices,
@@ -74,7 +75,7 @@ class Growing:
     def __init__(self, deliver: Deliver) -> None:
         self.reply, self.over = Completion(finish=""), False
         self._deliver = deliver
-        self._calls: dict[int, int] = {}
+        self._calls: dict[Any, int] = {}
 
     def grow(self, chunk: Mapping[str, Any], choice: Mapping[str, Any]) -> None:
         """Append what a chunk says of this candidate in its ``choice``."""
@@ -115,18 +116,20 @@ class Growing:
     def _grow_call(self, piece: Mapping[str, Any]) -> None:
         """Append a piece to the call of its index, or without an index to the last one.
 
-        A function's name begins a new call where it comes with another id, or without one behind arguments.
-        An id alone does not: some servers give each piece its own.
+        A function's name begins a new call where it comes with another id, or without one behind arguments,
+        unless it is repeated before these are whole. An id alone does not: some give each piece its own.
         """
         calls, number = self.reply.tool_calls, piece.get("index")
-        place = self._calls.get(number, len(calls)) if isinstance(number, int) else max(len(calls) - 1, 0)
-        if place < len(calls) and called(piece).get("name"):
+        told = isinstance(number, int | str)
+        place = self._calls.get(number, len(calls)) if told else max(len(calls) - 1, 0)
+        if place < len(calls) and (begun := called(piece).get("name")):
             known, name = calls[place], piece.get("id")
-            if name != known.get("id") if name else called(known).get("arguments"):
+            again = begun == called(known).get("name") and not read_tool_calls([known])[0]
+            if not again and (name != known.get("id") if name else called(known).get("arguments")):
                 place = len(calls)
         if place == len(calls):
             calls.append({})
-        if isinstance(number, int):
+        if told:
             self._calls[number] = place
         _merge(calls[place], {name: value for name, value in piece.items() if name != "index"})
 

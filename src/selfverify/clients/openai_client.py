@@ -19,6 +19,7 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from functools import cache
 from time import time
@@ -196,9 +197,10 @@ def seconds_of(retry_after: str | None) -> float | None:
         seconds = float(retry_after or "nan")
     except ValueError:
         try:
-            seconds = parsedate_to_datetime(str(retry_after)).timestamp() - time()
+            date = parsedate_to_datetime(str(retry_after))
         except (ValueError, OverflowError):
             return None
+        seconds = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - time()
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 

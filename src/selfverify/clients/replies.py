@@ -30,13 +30,16 @@ CLOSING = f"</{SCORE_TAG}>"
 Ending = Literal["whole", "cut_off", "withheld"]
 """How a message ended: by itself, by a limit or a fault, or since somebody does not want it read."""
 
-_ENDINGS: dict[str, Ending] = {
-    **dict.fromkeys(("stop", "eos", "eos_token", "end_turn", "stop_sequence", "stop_token"), "whole"),
-    **dict.fromkeys(("tool_calls", "function_call", "tool_use", "tool_call"), "whole"),
-    **dict.fromkeys(("length", "max_tokens", "max_output_tokens", "model_length"), "cut_off"),
-    **dict.fromkeys(("error", "abort", "cancelled"), "cut_off"),
-    **dict.fromkeys(("content_filter", "safety", "refusal", "recitation"), "withheld"),
+_REASONS: dict[Ending, str] = {
+    "whole": "stop eos eos_token end_turn stop_sequence stop_token complete completed done end finished"
+    " normal tool_calls function_call tool_use tool_call",
+    "cut_off": "length max_tokens max_output_tokens max_length model_length model_context_window_exceeded"
+    " context_length_exceeded error abort cancelled timeout network_error insufficient_system_resource"
+    " repetition malformed_function_call",
+    "withheld": "content_filter safety refusal recitation sensitive blocklist prohibited_content spii"
+    " guardrail_intervened",
 }
+_ENDINGS = {reason: ending for ending, reasons in _REASONS.items() for reason in reasons.split()}
 """Servers' finish reasons in small letters."""
 
 _PARTS = ("think", "answer", SCORE_TAG, "tool_call")
@@ -49,7 +52,7 @@ def ending(finish: str, text: str, calls: Sequence[Mapping[str, Any]] = ()) -> E
     One that we do not know is logged once, and its message is whole if it looks so: its calls can be read, or
     its text ends with a mark and has closed its tags.
     """
-    known = _ENDINGS.get(finish.lower())
+    known = _ENDINGS.get(finish.lower().removeprefix("finish_reason_"))
     if known is not None:
         return known
     _log_unknown(finish)

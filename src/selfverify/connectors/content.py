@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from selfverify.core.images import to_rgb, upright
 from selfverify.data.fields import shown
 from selfverify.data.images import decode_image
 
+_NOTE = re.compile(r"\(a block of type [a-z_ ]*, which cannot be shown\)")
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 
 
@@ -75,8 +77,10 @@ def from_blocks(blocks: object, limits: ContentLimits) -> tuple[str, list[Image.
                 _add_image(images, data, f"block {number}", limits)
             case {"type": "resource", "resource": {"text": str(text)}}:
                 texts.append(text)
-            case {"type": "resource" | "resource_link" | "audio" as kind}:
-                texts.append(f"(a block of type {kind}, which cannot be shown)")
+            case {"type": str(kind)} if kind not in ("text", "image"):
+                texts.append(
+                    f"(a block of type {re.sub(r'[^a-z_]+', ' ', kind[:40])}, which cannot be shown)"
+                )
             case _:
                 raise DataError(f"block {number} is no content block: {shown(block, 80)}")
     return "\n".join(texts), images
@@ -85,14 +89,15 @@ def from_blocks(blocks: object, limits: ContentLimits) -> tuple[str, list[Image.
 def from_result(result: Mapping[str, Any], limits: ContentLimits) -> tuple[str, list[Image.Image]]:
     """Return what a tool's result holds: its content blocks, or its structured content as JSON.
 
-    The latter only where the blocks show nothing: with both, the blocks say the same in words.
+    The latter only where no block shows anything: with both, the blocks say the same in words.
 
     Raises:
         DataError: As `from_blocks`.
     """
-    text, images = from_blocks(result.get("content"), limits)
+    blocks = result.get("content")
     structured = result.get("structuredContent", result.get("structured_content"))
-    if structured is None or text or images:
+    text, images = from_blocks([] if blocks is None and structured is not None else blocks, limits)
+    if structured is None or images or _NOTE.sub("", text).strip():
         return text, images
     return to_json(structured).decode(), []
 

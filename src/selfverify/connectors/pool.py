@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -255,7 +255,7 @@ class EnvironmentPool:
             raise ConfigError("a pool of environments needs a source")
         self.settings = settings or PoolConfig()
         self._places = [_Supply(source) for source in sources]
-        self._waiting: deque[asyncio.Future[_Supply]] = deque()
+        self._queue, self._changed = asyncio.Lock(), asyncio.Event()
         self._lent: dict[Lease, _Supply] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watches: list[asyncio.Task[None]] = []
@@ -307,9 +307,7 @@ class EnvironmentPool:
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
-        for future in self._waiting:
-            if not future.done():
-                future.set_exception(EnvironmentLost("the pool of environments has ended"))
+        self._changed.set()
         for lease in list(self._lent):
             lease.broken = True
             self._kept(self._give_back(lease))
@@ -342,45 +340,29 @@ class EnvironmentPool:
             return lease
 
     async def _room(self, deadline: float, again: bool) -> _Supply:
-        """Return a place with room, and count it as used. A caller that comes again goes before all
-        others."""
-        if self._ended:
-            raise EnvironmentLost("the pool of environments has ended")
-        future: asyncio.Future[_Supply] = asyncio.get_running_loop().create_future()
-        (self._waiting.appendleft if again else self._waiting.append)(future)
-        self._serve()
+        """Return the emptiest place with room, and count it as used. Who comes again does not queue."""
         try:
-            async with asyncio.timeout_at(deadline):
-                return await future
-        except BaseException as error:
-            if future.done() and not future.cancelled() and future.exception() is None:
-                self._leave(future.result())  # it was served at the moment when it gave up
-            with suppress(ValueError):
-                self._waiting.remove(future)
-            if not isinstance(error, TimeoutError):
-                raise
-        faults = [f"{p.source.name}: {p.reason}" for p in self._places if p.fell.is_set()]
-        busy = len(self._places) - len(faults)
-        if busy:
-            faults.append(f"{busy} of {len(self._places)} sources are in order, but had no room")
-        text = f"no environment within {self.settings.wait_s:g} s: {'; '.join(faults)}"
-        raise EnvironmentLost(text[:2000])
-
-    def _serve(self) -> None:
-        """Give places with room to the callers that wait, in order."""
-        while self._waiting:
-            free = [p for p in self._places if not p.fell.is_set() and p.used < p.source.sessions]
-            if not free:
-                return
-            place = min(free, key=lambda p: p.used / p.source.sessions)
-            future = self._waiting.popleft()
-            if not future.done():
-                place.used += 1
-                future.set_result(place)
+            async with asyncio.timeout_at(deadline), nullcontext() if again else self._queue:
+                while not self._ended:
+                    free = [p for p in self._places if not p.fell.is_set() and p.used < p.source.sessions]
+                    if free:
+                        place = min(free, key=lambda p: p.used / p.source.sessions)
+                        place.used += 1
+                        return place
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            faults = [f"{p.source.name}: {p.reason}" for p in self._places if p.fell.is_set()]
+            busy = len(self._places) - len(faults)
+            if busy:
+                faults.append(f"{busy} of {len(self._places)} sources are in order, but had no room")
+            text = f"no environment within {self.settings.wait_s:g} s: {'; '.join(faults)}"
+            raise EnvironmentLost(text[:2000]) from None
+        raise EnvironmentLost("the pool of environments has ended")
 
     def _leave(self, place: _Supply) -> None:
         place.used -= 1
-        self._serve()
+        self._changed.set()
 
     async def _give_back(self, lease: Lease) -> None:
         """End a lease and close its session."""
@@ -413,7 +395,7 @@ class EnvironmentPool:
                 place.retry_s *= 2
                 if await self._healthy(place):
                     place.fell.clear()
-                    self._serve()
+                    self._changed.set()
 
     async def _healthy(self, place: _Supply) -> bool:
         try:

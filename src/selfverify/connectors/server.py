@@ -18,11 +18,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import importlib
 import json
 import logging
-import operator
 import os
+import pkgutil
 import secrets
 import signal
 import sys
@@ -89,13 +88,15 @@ class Session:
         environment: The environment.
         limits: How long a request may take.
         begins: Whether the client begins its task with a tool (`BEGIN`), having no other way.
-        task: The task and the seed, where they are fixed.
+        fixed: The arguments of `BEGIN` that are not the client's to choose.
     """
 
     environment: Environment
     limits: SessionLimits
     begins: bool = False
-    task: tuple[dict[str, Any], int] | None = None
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    socket: web.WebSocketResponse | None = field(default=None, init=False)
+    """The socket that speaks for it."""
     id: str = field(default_factory=lambda: secrets.token_urlsafe(24), init=False)
     used: float = field(default_factory=time.monotonic, init=False)
     begun: bool = field(default=False, init=False)
@@ -116,8 +117,7 @@ class Session:
         Raises:
             DataError: The session has not been reset to a task yet.
         """
-        self._check_begun()
-        return await self._do(lambda: self.environment.step(call), call.name)
+        return await self._do(lambda: self.environment.step(call), call.name, in_task=True)
 
     async def submitted(self, message: str) -> None:
         """Pass the agent's last message on.
@@ -125,11 +125,15 @@ class Session:
         Raises:
             DataError: The session has not been reset to a task yet.
         """
-        self._check_begun()
-        await self._do(lambda: self.environment.submitted(message), "submitted")
+        await self._do(lambda: self.environment.submitted(message), "submitted", in_task=True)
 
     async def state(self) -> dict[str, Any] | None:
         return await self._do(self.environment.state, "state")
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing was asked for too long."""
+        return not self.turn.locked() and time.monotonic() - self.used >= self.limits.idle_s
 
     async def written(self, observation: StepResult, write: Callable[[StepResult], T]) -> T:
         """Return an observation as it is sent, images on another thread.
@@ -143,12 +147,8 @@ class Session:
             self.lost = f"what the environment shows cannot be sent: {type(error).__name__}: {error}"
             raise EnvironmentLost(self.lost) from None
 
-    def _check_begun(self) -> None:
-        if not self.begun:
-            raise DataError("there is no task yet: reset comes before the first call")
-
-    async def _do(self, work: Callable[[], Coroutine[Any, Any, T]], what: str) -> T:
-        """Carry out one request after the requests before it.
+    async def _do(self, work: Callable[[], Coroutine[Any, Any, T]], what: str, in_task: bool = False) -> T:
+        """Carry out one request after the requests before it, ``in_task`` only after a reset.
 
         Raises:
             EnvironmentLost: The environment is lost, has raised what it must not raise, or takes too long.
@@ -157,6 +157,8 @@ class Session:
         async with self.turn:
             if self.lost:
                 raise EnvironmentLost(self.lost)
+            if in_task and not self.begun:
+                raise DataError("there is no task yet: reset comes before the first call")
             try:
                 async with asyncio.timeout(self.limits.busy_s):
                     return await work()
@@ -187,45 +189,8 @@ PARSE_ERROR, INVALID_REQUEST, NOT_FOUND, INVALID_PARAMS, LOST = -32700, -32600, 
 """Codes of JSON-RPC; the last is for lost sessions and servers without room."""
 
 
-async def answer_rpc(session: Session, request: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Answer one request of JSON-RPC, over any transport; None for a notification, which has no answer.
-
-    A client of the Model Context Protocol knows tools only: it lists them and calls them. An environment
-    needs a task first. So a session whose client has no other way gets one more tool, `BEGIN`, which resets
-    the environment and shows where it starts. Values for which the protocol has no field stand in a result's
-    ``_meta``: ``selfverify/round``, ``selfverify/reward``, ``selfverify/done`` and ``selfverify/truncated``.
-    """
-    if "id" not in request:
-        return None
-    method, params = request.get("method"), request.get("params") or {}
-    if request.get("jsonrpc") != "2.0" or not isinstance(method, str) or not isinstance(params, dict):
-        return rpc_error(
-            request, INVALID_REQUEST, "a request has jsonrpc '2.0', a method, and params, an object"
-        )
-    try:
-        match method:
-            case "initialize":
-                return rpc_result(request, _welcome(session, params))
-            case "ping":
-                return rpc_result(request, {})
-            case "tools/list":
-                return rpc_result(request, {"tools": _tools(session)})
-            case "tools/call":
-                return rpc_result(request, await _call(session, params))
-    except DataError as error:
-        return rpc_error(request, INVALID_PARAMS, str(error))
-    except EnvironmentLost as error:
-        return rpc_error(request, LOST, str(error))
-    return rpc_error(request, NOT_FOUND, f"there is no method {method[:60]}")
-
-
-def rpc_result(request: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer to a request."""
-    return {"jsonrpc": "2.0", "id": request.get("id"), "result": result}
-
-
 def rpc_error(request: Mapping[str, Any], code: int, message: str) -> dict[str, Any]:
-    """Return the answer to a request that failed."""
+    """Return the answer to a request of JSON-RPC that failed."""
     return {"jsonrpc": "2.0", "id": request.get("id"), "error": {"code": code, "message": message}}
 
 
@@ -246,7 +211,7 @@ def _tools(session: Session) -> list[dict[str, Any]]:
     if not session.begins:
         return tools
     schema: dict[str, Any] = {"type": "object", "properties": {}}
-    if session.task is None:
+    if "task" not in session.fixed:
         schema["properties"] = {
             "task": {"type": "object", "description": "The task, in the environment's own fields."},
             "seed": {"type": "integer", "description": "Decides whatever is random."},
@@ -259,23 +224,18 @@ async def _call(session: Session, params: Mapping[str, Any]) -> dict[str, Any]:
     name, arguments = params.get("name"), params.get("arguments") or {}
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise DataError("a call has a name, and arguments, an object")
-    if name == BEGIN and session.begins:
-        if session.begun:
-            return _refused(f"the task has begun; {BEGIN} is called once")
-        task, seed = session.task or _task(arguments)
-        shown = await session.reset(task, seed)
-    elif not session.begun and session.begins:
-        return _refused(f"there is no task yet: call {BEGIN} first")
-    else:
-        shown = await session.act(Call(name, arguments))
-    return await session.written(shown, _result)
-
-
-def _task(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    task = arguments.get("task") or {}
+    begins = session.begins and name == BEGIN
+    if session.begins and begins == session.begun:
+        told = f"the task has begun; {BEGIN} is called once"
+        told = told if begins else f"there is no task yet: call {BEGIN} first"
+        return {"content": [{"type": "text", "text": told}], "isError": True}
+    if not begins:
+        return await session.written(await session.act(Call(name, arguments)), _result)
+    arguments = {**arguments, **session.fixed}
+    task, (_, seed) = arguments.get("task") or {}, wire.read_reset(arguments)
     if not isinstance(task, dict):
         raise DataError("task is no object")
-    return task, wire.read_reset(arguments)[1]
+    return await session.written(await session.reset(task, seed), _result)
 
 
 def _result(shown: StepResult) -> dict[str, Any]:
@@ -288,45 +248,6 @@ def _result(shown: StepResult) -> dict[str, Any]:
     return {"content": content, "isError": bool(shown.error), "_meta": meta}
 
 
-def _refused(message: str) -> dict[str, Any]:
-    return {"content": [{"type": "text", "text": message}], "isError": True}
-
-
-async def answer(session: Session, raw: str | bytes) -> str | None:
-    """Return the reply to a message of OpenEnv's wire; None after ``close``.
-
-    After a reply to a lost environment `Session.lost` says why, and the session ends.
-    """
-    try:
-        kind, data = wire.decode(raw)
-    except DataError as error:
-        return wire.error_message(str(error), wire.INVALID_JSON)
-    try:
-        match kind:
-            case "close":
-                return None
-            case "reset":
-                return await session.written(await session.reset(*wire.read_reset(data)), partial(_shown, ""))
-            case "step":
-                call = wire.read_call(data)
-                if call is None:
-                    tools = wire.tools_data(session.environment.tools)
-                    return wire.encode({"type": "observation", "data": tools})
-                return await session.written(await session.act(call), partial(_shown, call.name))
-            case "state":
-                return wire.encode({"type": "state", "data": await session.state() or {}})
-            case wire.SUBMITTED:
-                await session.submitted(wire.read_submission(data))
-                return wire.encode({"type": wire.SUBMITTED, "data": {}})
-            case "mcp":
-                return wire.encode({"type": "mcp", "data": await answer_rpc(session, data) or {}})
-    except DataError as error:
-        return wire.error_message(str(error), wire.VALIDATION_ERROR)
-    except EnvironmentLost as error:
-        return wire.error_message(str(error), wire.SESSION_ERROR)
-    return wire.error_message(f"there is no message of type {kind[:40]!r}", wire.UNKNOWN_TYPE)
-
-
 def _shown(tool: str, observation: StepResult) -> str:
     return wire.encode({"type": "observation", "data": wire.observation_data(observation, tool)})
 
@@ -334,12 +255,14 @@ def _shown(tool: str, observation: StepResult) -> str:
 class Endpoint:
     """The sessions of one environment, bounded in number, and what their clients ask.
 
-    At ``/ws`` it answers OpenEnv's wire. A socket's session ends with it. No pings are sent: an environment
-    that keeps its process busy could not answer them in time. A client that has gone without a word is
-    noticed when it is idle for too long.
+    At ``/ws`` it answers OpenEnv's wire. A socket has a session, which ends with it, or speaks for one of
+    those below, which goes on (``/ws?session_id=ID``; one socket at a time). No pings are sent: an
+    environment that keeps its process busy could not answer them in time. A client that has gone without a
+    word is noticed when it is idle for too long.
 
-    At ``/mcp`` it answers one request of JSON-RPC in one POST with JSON, as in MCP's streamable HTTP: clients
-    begin with ``initialize`` and name their session in a header.
+    At ``/mcp`` it answers one request of JSON-RPC in one POST with JSON. Clients of MCP begin with
+    ``initialize`` and name their session in a header; those of OpenEnv begin with ``openenv/session/create``
+    and name it in ``params``. Whoever knows a session's id, which cannot be guessed, may ask it.
 
     Args:
         name: The environment's name, for messages.
@@ -350,12 +273,11 @@ class Endpoint:
     def __init__(self, name: str, factory: Factory, limits: SessionLimits) -> None:
         self.name, self.factory, self.limits = name, factory, limits
         self._open: dict[str, Session] = {}
-        self._sockets: set[web.WebSocketResponse] = set()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, begins: bool = False, task: tuple[dict[str, Any], int] | None = None) -> Session:
+    def open(self, begins: bool = False, fixed: Mapping[str, Any] | None = None) -> Session:
         """Make a session.
 
         Raises:
@@ -371,7 +293,7 @@ class Endpoint:
             raise EnvironmentLost(
                 f"{self.name}: no environment can be made: {type(error).__name__}; the server's log says more"
             ) from None
-        session = Session(made, self.limits, begins, task)
+        session = Session(made, self.limits, begins, fixed or {})
         self._open[session.id] = session
         return session
 
@@ -381,39 +303,45 @@ class Endpoint:
         for session in closing:
             del self._open[session.id]
             session.lost = session.lost or "the session is closed"
+            if session.socket is not None:
+                await _say(session.socket, session.lost, wire.SESSION_ERROR)
+                await session.socket.close()
         limit_s = self.limits.close_s
         await asyncio.gather(*(close_in_time(each.environment, self.name, limit_s) for each in closing))
 
     async def sweep(self) -> None:
-        """Close MCP's sessions that have been silent for too long; sockets watch their own."""
-        late = time.monotonic() - self.limits.idle_s
-        idle = [s for s in self._open.values() if s.begins and s.used < late and not s.turn.locked()]
+        """Close sessions that have been silent for too long; sockets watch their own."""
+        idle = [session for session in self._open.values() if session.silent and session.socket is None]
         if idle:
             await self.close(*idle)
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
         """Serve one socket until its end."""
-        most = self.limits.content.message_bytes
+        most, id = self.limits.content.message_bytes, request.query.get("session_id")
         socket = web.WebSocketResponse(max_msg_size=most, compress=False, timeout=1.0)
         await socket.prepare(request)
-        self._sockets.add(socket)
         try:
-            session = self.open()
+            session = self.open() if id is None else self._named(id)
+            if session.begins or session.socket is not None:
+                raise DataError("this session has a socket, or is none that takes one")
+            session.socket = socket
             try:
                 await self._converse(socket, session)
             finally:
-                await asyncio.shield(self.close(session))
-        except (NoRoom, EnvironmentLost) as error:
+                session.socket, session.used = None, time.monotonic()
+                if id is None or session.lost:
+                    await asyncio.shield(self.close(session))
+        except (NoRoom, EnvironmentLost, DataError) as error:
             code = wire.CAPACITY_REACHED if isinstance(error, NoRoom) else wire.SESSION_ERROR
             await _say(socket, str(error), code)
         finally:
-            self._sockets.discard(socket)
             await socket.close()
         return socket
 
     async def stop(self) -> None:
         """Close all sockets, whose sessions then end."""
-        await asyncio.gather(*(socket.close(code=1001) for socket in list(self._sockets)))
+        sockets = [session.socket for session in self._open.values() if session.socket is not None]
+        await asyncio.gather(*(socket.close(code=1001) for socket in sockets))
 
     async def _converse(self, socket: web.WebSocketResponse, session: Session) -> None:
         """Answer message by message. A client that goes while it is answered breaks that off."""
@@ -424,12 +352,14 @@ class Endpoint:
             while True:
                 await asyncio.wait({receiving}, timeout=idle_s)
                 if not receiving.done():
+                    if not session.silent:
+                        continue  # it is asked over HTTP
                     return await _say(socket, f"nothing was asked for {idle_s:g} s", wire.SESSION_ERROR)
-                message = receiving.result()
+                message, session.used = receiving.result(), time.monotonic()
                 if message.type != WSMsgType.TEXT:
                     return None
                 receiving = asyncio.ensure_future(socket.receive())
-                answering = asyncio.ensure_future(answer(session, message.data))
+                answering = asyncio.ensure_future(self.answer(session, message.data))
                 await asyncio.wait({receiving, answering}, return_when=asyncio.FIRST_COMPLETED)
                 if not answering.done():
                     return None  # it has gone, or speaks before it was answered
@@ -446,29 +376,132 @@ class Endpoint:
                     task.cancel()
                     await asyncio.wait({task})
 
+    async def answer(self, session: Session, raw: str | bytes) -> str | None:
+        """Return the reply to a message of OpenEnv's wire; None after ``close``.
+
+        After a reply to a lost environment `Session.lost` says why, and the session ends.
+        """
+        try:
+            kind, data = wire.decode(raw)
+        except DataError as error:
+            return wire.error_message(str(error), wire.INVALID_JSON)
+        try:
+            match kind:
+                case "close":
+                    return None
+                case "reset":
+                    shown = await session.reset(*wire.read_reset(data))
+                    return await session.written(shown, partial(_shown, ""))
+                case "step":
+                    call = wire.read_call(data)
+                    if call is None:
+                        tools = wire.tools_data(session.environment.tools)
+                        return wire.encode({"type": "observation", "data": tools})
+                    return await session.written(await session.act(call), partial(_shown, call.name))
+                case "state":
+                    return wire.encode({"type": "state", "data": await session.state() or {}})
+                case wire.SUBMITTED:
+                    await session.submitted(wire.read_submission(data))
+                    return wire.encode({"type": wire.SUBMITTED, "data": {}})
+                case "mcp":
+                    reply, _ = await self.answer_rpc(data, session)
+                    return wire.encode({"type": "mcp", "data": reply or {}})
+        except DataError as error:
+            return wire.error_message(str(error), wire.VALIDATION_ERROR)
+        except EnvironmentLost as error:
+            return wire.error_message(str(error), wire.SESSION_ERROR)
+        return wire.error_message(f"there is no message of type {kind[:40]!r}", wire.UNKNOWN_TYPE)
+
     async def post(self, request: web.Request) -> web.Response:
-        """Answer one request of MCP."""
-        try:
-            data = wire.decode_object(await request.read())
-        except DataError as error:
-            return _reply(rpc_error({}, PARSE_ERROR, str(error)), 400)
+        """Answer one request of JSON-RPC over HTTP."""
         name = request.headers.get(SESSION_HEADER)
-        session = self._open.get(name or "")
+        own = self._open.get(name or "")
         try:
-            if data.get("method") == "initialize":
-                session = self.open(begins=True, task=fixed_task(request.query))
-                return _reply(await answer_rpc(session, data), session=session.id)
-        except (NoRoom, EnvironmentLost) as error:
-            return _reply(rpc_error(data, LOST, str(error)), 503)
+            asked = wire.decode_object(await request.read())
         except DataError as error:
-            return _reply(rpc_error(data, INVALID_PARAMS, str(error)), 400)
+            return _sent(rpc_error({}, PARSE_ERROR, str(error)), 400)
+        if own is not None:
+            own.used = time.monotonic()
+        elif name:
+            told = "there is no such session; initialize makes one"
+            return _sent(rpc_error(asked, INVALID_REQUEST, told), 404)
+        reply, session = await self.answer_rpc(asked, own, request.query)
+        if own is not None and own.lost:
+            await self.close(own)
+        headers = {SESSION_HEADER: session.id} if session is not None and session.begins else {}
+        return _sent(reply, 400 if reply and reply["id"] is None and "error" in reply else 200, headers)
+
+    async def answer_rpc(
+        self, request: Mapping[str, Any], own: Session | None, query: Mapping[str, str] | None = None
+    ) -> tuple[dict[str, Any] | None, Session | None]:
+        """Answer one request of JSON-RPC.
+
+        A client of the Model Context Protocol knows tools only: it lists them and calls them. An environment
+        needs a task first. So a session that begins with ``initialize`` gets one more tool, `BEGIN`, which
+        resets the environment and shows where it starts. Values for which the protocol has no field stand in
+        a result's ``_meta``: ``selfverify/round``, ``selfverify/reward``, ``selfverify/done`` and
+        ``selfverify/truncated``.
+
+        Args:
+            request: The request.
+            own: The session of the socket, or of the header, that asks.
+            query: The address's: ``/mcp?task={"id":"alarm"}&seed=3`` fixes the task and the seed.
+
+        Returns:
+            The answer, None to a notification; and the session that was asked.
+        """
+        method, params, id = request.get("method"), request.get("params") or {}, request.get("id", [])
+        if "id" not in request and str(method).startswith("notifications/"):
+            return None, own
+        if (
+            request.get("jsonrpc") != "2.0"
+            or not (isinstance(method, str) and isinstance(params, dict))
+            or not (id is None or type(id) in (str, int, float))
+        ):
+            told = "a request has jsonrpc '2.0', a method, an id, and params, an object; it is sent by itself"
+            return rpc_error({}, INVALID_REQUEST, told), own
+        session = own
+        try:
+            match method:
+                case "initialize":
+                    session = session or self.open(True, _fixed(query or {}))
+                    result = _welcome(session, params)
+                case "openenv/session/create":
+                    session = session or self.open()
+                    result = {"session_id": session.id}
+                case "openenv/session/close":
+                    session = self._named(params.get("session_id"))
+                    session.lost = "the session is closed"
+                    result = {"session_id": session.id, "closed": True}
+                case "ping":
+                    result = {}
+                case "tools/list" | "tools/call":
+                    session = own or self._named(params.get("session_id"))
+                    listed = method == "tools/list"
+                    result = {"tools": _tools(session)} if listed else await _call(session, params)
+                case _:
+                    return rpc_error(request, NOT_FOUND, f"there is no method {method[:60]}"), session
+        except DataError as error:
+            return rpc_error(request, INVALID_PARAMS, str(error)), session
+        except (NoRoom, EnvironmentLost) as error:
+            return rpc_error(request, LOST, str(error)), session
+        finally:
+            if session is not None and session.lost and session is not own:
+                await self.close(session)
+        return {"jsonrpc": "2.0", "id": id, "result": result}, session
+
+    def _named(self, id: object) -> Session:
+        """Return the session that a client of OpenEnv names.
+
+        Raises:
+            DataError: There is none.
+        """
+        session = self._open.get(id) if isinstance(id, str) else None
         if session is None:
-            text = "there is no such session; initialize makes one"
-            return _reply(rpc_error(data, INVALID_REQUEST, text), 404 if name else 400)
-        reply = await answer_rpc(session, data)
-        if session.lost:
-            await self.close(session)
-        return _reply(reply)
+            told = "session_id is missing" if id is None else f"there is no session {str(id)[:60]!r} any more"
+            raise DataError(f"{told}; openenv/session/create makes one, or initialize, for clients of MCP")
+        session.used = time.monotonic()
+        return session
 
     async def delete(self, request: web.Request) -> web.Response:
         """End a session of MCP."""
@@ -479,36 +512,31 @@ class Endpoint:
         return web.Response(status=204)
 
 
+SESSION_HEADER = "Mcp-Session-Id"
+
+
 async def _say(socket: web.WebSocketResponse, message: str, code: str) -> None:
     with suppress(ConnectionError):
         await socket.send_str(wire.error_message(message, code))
 
 
-SESSION_HEADER = "Mcp-Session-Id"
-
-
-def fixed_task(query: Any) -> tuple[dict[str, Any], int] | None:
-    """Return the task and the seed in an address: ``/mcp?task={"id":"alarm"}&seed=3``; None without a task.
-
-    Raises:
-        DataError: The task is no JSON object, or the seed no integer.
-    """
+def _fixed(query: Mapping[str, str]) -> dict[str, Any]:
     if "task" not in query:
-        return None
+        return {}
     seed = query.get("seed", "0")
     try:
-        return wire.decode_object(query["task"]), int(seed)
+        return {"task": wire.decode_object(query["task"]), "seed": int(seed)}
     except ValueError:
         raise DataError(f"seed={seed[:40]!r} in the address is no integer") from None
 
 
-def _reply(message: dict[str, Any] | None, status: int = 200, session: str = "") -> web.Response:
-    headers = {SESSION_HEADER: session} if session else None
+def _sent(
+    message: dict[str, Any] | None, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
     if message is None:
-        return web.Response(status=202, headers=headers)
-    return web.Response(
-        text=wire.encode(message), status=status, content_type="application/json", headers=headers
-    )
+        return web.Response(status=202)
+    text = wire.encode(message)
+    return web.Response(text=text, status=status, content_type="application/json", headers=headers)
 
 
 def address_of(host: str, port: int) -> str:
@@ -651,8 +679,7 @@ class EnvironmentServer:
         sweeping = asyncio.create_task(sweep())
         yield
         sweeping.cancel()
-        with suppress(asyncio.CancelledError):
-            await sweeping
+        await asyncio.wait({sweeping})
         await asyncio.gather(*(endpoint.close() for endpoint in self.endpoints.values()))
 
     async def _stop(self, _: web.Application) -> None:
@@ -697,19 +724,18 @@ def find_environment(spec: str, known: Mapping[str, Factory] | None = None) -> t
     if spec in known:
         return spec, known[spec]
     name, _, path = spec.partition("=")
-    module, _, attribute = path.partition(":")
-    if not (name and module and attribute):
+    if not name or ":" not in path:
         names = f"; known by name are {', '.join(known)}" if known else ""
         raise ConfigError(
             how_to_get(spec)
             or f"{spec!r} is no environment; one looks like phone=package.module:factory{names}"
         )
     try:
-        factory = operator.attrgetter(attribute)(importlib.import_module(module))
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise ConfigError(f"{spec!r}: there is no {attribute} in {module}: {error}") from None
+        factory = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{spec!r} cannot be imported: {error}") from None
     if not callable(factory):
-        raise ConfigError(f"{spec!r}: {attribute} is nothing that can be called")
+        raise ConfigError(f"{spec!r}: this is nothing that can be called")
     return name, factory
 
 

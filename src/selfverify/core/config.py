@@ -13,11 +13,12 @@ sources that installed distributions bring along (`distributions`). Of a recipe'
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import PurePath
 from types import ModuleType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
@@ -99,6 +100,8 @@ def checked_address(url: str, example: str, key_goes: str) -> str:
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 GROUP = "selfverify.environments"
 _OURS = {"phone": "phone", "browser": "miniwob"}
 """Our own distributions, in ``environments/``, by a word that is in the names of all that they bring."""
@@ -123,6 +126,32 @@ def distributions() -> dict[str, ModuleType]:
                 "the distribution %s (%s) cannot be used: %s: %s; install it anew, or remove it",
                 entry.name, entry.value, type(error).__name__, error,
             )  # fmt: skip
+    return found
+
+
+def with_distributions(
+    attribute: str, what: str, own: Any, named: Callable[[Any], Iterable[tuple[str, T]]]
+) -> dict[str, T]:
+    """Return by name what the package has of a kind, and what installed distributions bring along.
+
+    Args:
+        attribute: Where a distribution's module has it: ``TASKS``, ``RECIPES``, ``WEIGHTS`` or ``SOURCES``.
+        what: The kind, as errors name it.
+        own: What the package's would be.
+        named: Gives the things in such an attribute, each with its name.
+
+    Raises:
+        ConfigError: Two of them have one name.
+    """
+    found: dict[str, T] = {}
+    owners: dict[str, str] = {}
+    places = {f"the distribution {name}": vars(module) for name, module in distributions().items()}
+    for owner, place in {"selfverify": {attribute: own}, **places}.items():
+        for name, thing in named(place[attribute]) if attribute in place else ():
+            if name in found:
+                both = f"{owners[name]} and {owner}"
+                raise ConfigError(f"{both} both have a {what} {name!r}; remove one of them")
+            found[name], owners[name] = thing, owner
     return found
 
 
@@ -223,51 +252,34 @@ class EngineConfig(Config):
 
 
 class RolloutLimits(Config):
-    """Limits of one rollout's conversations."""
+    """Limits of one rollout's conversations; a recipe changes them by `EpisodeConfig`.
 
-    turns: int = Field(30, ge=1, description="How often the policy speaks in one conversation, at most.")
-    tokens: int | None = Field(
-        None,
-        ge=1,
-        description="Tokens of a conversation, its prompt included, after which it ends as at the end of the "
-        "model's context; null is the context.",
-    )
-    step_threads: int = Field(
-        0,
-        ge=0,
-        description="Threads on which episodes reply. With 0 they reply one after another in the rollout's "
-        "own thread, and no reply has a deadline.",
-    )
-    step_timeout_s: float = Field(
-        60.0,
-        gt=0,
-        description="Seconds that a reply may take on a thread; a conversation whose reply takes longer ends "
-        "with an error. Closing an episode may take as long.",
-    )
-    rollout_timeout_s: float | None = Field(
-        None,
-        gt=0,
-        description="Seconds after which a rollout asks for no more replies; its open conversations end with "
-        "an error.",
-    )
-    concurrent: int | None = Field(
-        None,
-        ge=1,
-        description="Conversations that a process holds at the same time; the next one begins as soon as one "
-        "is over. For environments of which there are few, such as devices. null is no limit.",
-    )
-    retries: int = Field(
-        0,
-        ge=0,
-        description="How often a lost conversation is held again. Training never does: the failures of hard "
-        "tasks would be drawn until they succeed.",
-    )
-    hung_threads: int = Field(
-        16,
-        ge=1,
-        description="Threads that may hang in replies, in one process and over all its rollouts, before "
-        "the run ends. A hung thread cannot be ended; one that comes back is not counted.",
-    )
+    Args:
+        turns: How often the policy speaks in one conversation, at most.
+        tokens: Tokens of a conversation, its prompt included, after which it ends as at the end of the
+            model's context; None is the context.
+        step_threads: Threads on which episodes reply. With 0 they reply one after another in the rollout's
+            own thread, and no reply has a deadline.
+        step_timeout_s: Seconds that a reply may take on a thread; a conversation whose reply takes longer
+            ends with an error. Closing an episode may take as long.
+        rollout_timeout_s: Seconds after which a rollout asks for no more replies; its open conversations end
+            with an error.
+        concurrent: Conversations that a process holds at the same time; the next one begins as soon as one is
+            over. For environments of which there are few, such as devices. None is no limit.
+        retries: How often a lost conversation is held again. Training never does: the failures of hard tasks
+            would be drawn until they succeed.
+        hung_threads: Threads that may hang in replies, in one process and over all its rollouts, before the
+            run ends. A hung thread cannot be ended; one that comes back is not counted.
+    """
+
+    turns: int = Field(30, ge=1)
+    tokens: int | None = Field(None, ge=1)
+    step_threads: int = Field(0, ge=0)
+    step_timeout_s: float = Field(60.0, gt=0)
+    rollout_timeout_s: float | None = Field(None, gt=0)
+    concurrent: int | None = Field(None, ge=1)
+    retries: int = Field(0, ge=0)
+    hung_threads: int = Field(16, ge=1)
 
 
 class EpisodeConfig(Config):

@@ -21,6 +21,9 @@ from selfverify.core.problem import Problem, content_text
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish
 
+PROBE_LOGPROB = "logprob"
+"""In `PolicyTurn.values` of an answer to a probe: the mean log-probability of its tokens, nats."""
+
 
 @dataclass(slots=True)
 class PolicyTurn:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -107,36 +108,27 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 COUNTED = {
-    "worker_restarted": ("worker process replaced", "worker processes replaced"),
-    "call_retried": ("call of a worker made again", "calls of workers made again"),
-    "image_retried": ("image read at a second or later try", "images read at a second or later try"),
-    "rows_skipped": ("data file with broken rows", "data files with broken rows"),
-    "unjudged": ("answer that could not be judged", "answers that could not be judged"),
-    "episode_failed": ("conversation lost to a failure", "conversations lost to failures"),
-    "episodes_held_again": (
-        "time lost conversations were held again",
-        "times lost conversations were held again",
-    ),
-    "episode_not_closed": ("environment that could not be closed", "environments that could not be closed"),
-    "thread_hung": ("thread that hung in an environment", "threads that hung in environments"),
-    "thread_back": ("such thread that came back", "such threads that came back"),
-    "vote_missing": ("vote that a judge did not give", "votes that judges did not give"),
-    "no_verdict": ("submission without a verdict", "submissions without a verdict"),
-    "environments_out_of_order": (
-        "time a source of environments failed",
-        "times a source of environments failed",
-    ),
-    "environments_restarted": ("server of environments started anew", "servers of environments started anew"),
-    "context_full": ("conversation that filled the context", "conversations that filled the context"),
-    "image_backend_changed": ("change of what prepares images", "changes of what prepares images"),
-    "update_skipped": (
-        "update skipped, as its gradient was not finite",
-        "updates skipped, as their gradients were not finite",
-    ),
-    "step_empty": ("step without a usable problem", "steps without a usable problem"),
-    "warning": ("other warning", "other warnings"),
+    "worker_restarted": "worker processes replaced",
+    "call_retried": "calls of workers made again",
+    "image_retried": "images read at a second or later try",
+    "rows_skipped": "data files with broken rows",
+    "unjudged": "answers that could not be judged",
+    "episode_failed": "conversations lost to failures",
+    "episodes_held_again": "times lost conversations were held again",
+    "episode_not_closed": "environments that could not be closed",
+    "thread_hung": "threads that hung in environments",
+    "thread_back": "threads that came back after they hung",
+    "vote_missing": "votes that judges did not give",
+    "no_verdict": "submissions without a verdict",
+    "environments_out_of_order": "times a source of environments failed",
+    "environments_restarted": "servers of environments started anew",
+    "context_full": "conversations that filled the context",
+    "image_backend_changed": "changes of what prepares images",
+    "update_skipped": "updates skipped, as their gradient was not finite",
+    "step_empty": "steps without a usable problem",
+    "warning": "other warnings",
 }
-"""Events that `story` only counts, with their names in singular and plural."""
+"""Events that `story` only counts, with what it calls them."""
 
 
 def story(events: Sequence[dict[str, Any]], named: int = 10) -> list[str]:
@@ -155,8 +147,7 @@ def story(events: Sequence[dict[str, Any]], named: int = 10) -> list[str]:
             case "started" if number:
                 lines.append(f"started again from the beginning, there was no checkpoint ({_when(event)})")
             case "resumed":
-                again = event.get("steps_again")
-                lost = f"; {again} {'step was' if again == 1 else 'steps were'} done again" if again else ""
+                lost = f"; steps done again: {again}" if (again := event.get("steps_again")) else ""
                 lines.append(f"resumed at step {event.get('step')} ({_when(event)}){lost}")
             case "interrupted" | "time_limit":
                 how = event["event"].replace("_", " ")
@@ -165,15 +156,13 @@ def story(events: Sequence[dict[str, Any]], named: int = 10) -> list[str]:
                 lines.append(f"{event.get('message')} (step {event.get('step')}, {_when(event)})")
             case "failed":
                 lines.append(f"failed at step {event.get('step')} ({_when(event)}): {event.get('message')}")
-    for name, (one, many) in COUNTED.items():
-        found = [event for event in events if event["event"] == name]
-        if found:
-            lines.append(f"{len(found)} {one if len(found) == 1 else many}")
+    counts = Counter(event["event"] for event in events)
+    lines += [f"{words}: {counts[name]}" for name, words in COUNTED.items() if counts[name]]
     # Once per text, because a run that was killed and resumed warns twice of the same thing.
     lines += _some({str(e.get("message")): "" for e in events if e["event"] == "warning"}, named)
     skipped = {str(e.get("problem")): str(e.get("reason")) for e in events if e["event"] == "problem_skipped"}
     if skipped:
-        lines.append(f"{len(skipped)} {'problem' if len(skipped) == 1 else 'problems'} skipped")
+        lines.append(f"problems skipped: {len(skipped)}")
         lines += _some(skipped, named)
     return lines
 

@@ -172,6 +172,8 @@ _REASONS = {
     errno.ENAMETOOLONG: "this name is longer than a name of a file can be",
 }
 """Our words for what people can do something about; other errors keep the system's."""
+OF_THE_DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
+"""Errors of which whoever writes next has one, too."""
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a pipe"),
@@ -211,8 +213,11 @@ def make_folder(folder: Path) -> None:
         FileError: It cannot be made, or is a file; or it is in a folder that was lost (`require_held`).
     """
     require_held(folder)
-    with naming(folder):
+    try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = reason_of(error) or f"this folder cannot be made ({error.strerror}); name another one"
+        raise FileError(error.errno, reason, str(folder)) from error
 
 
 def require_regular(path: Path) -> None:
@@ -264,22 +269,6 @@ def sync_folder(path: Path) -> None:
     """Force a folder's entries to the disk. Without this, a power cut may lose a file's name."""
     if os.name != "nt":  # Windows neither allows nor needs this
         sync_file(path)
-
-
-def make_output_folder(folder: Path) -> None:
-    """Make the folder that ``output`` names, unless it is there.
-
-    Raises:
-        ConfigError: It cannot be made, or it is a file.
-        FileError: It is in a folder that was lost (`require_held`).
-    """
-    require_held(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"output: the folder {folder} cannot be made ({error.strerror}); name another one"
-        ) from None
 
 
 @contextmanager

@@ -202,13 +202,15 @@ def stream_journal(
         DataError: The file is no journal of such rows, or a line in it is corrupt.
     """
     lines = _whole_lines(path, warn)
-    first = next(lines, None)
-    if first is None and not path.stat().st_size:
+    first = next(lines, b"")
+    if not path.stat().st_size:
         raise DataError(f"{path} is empty; delete it to start over")
-    header = None if first is None else _value(path, 1, first)
-    wanted = {"rows": _name_of(row), "format": FORMAT}
+    try:
+        header = json.loads(first.decode())
+    except (ValueError, RecursionError):
+        header = None
     settings = header.pop("settings", None) if isinstance(header, dict) else None
-    if first is None or header != wanted or not isinstance(settings, dict):
+    if header != {"rows": _name_of(row), "format": FORMAT} or not isinstance(settings, dict):
         raise DataError(f"{path}, line 1: not the header of a journal of {_name_of(row)} in format {FORMAT}")
 
     def rows(begin: int) -> Iterator[tuple[int, Row]]:
@@ -274,13 +276,6 @@ def _parsed(reader: TypeAdapter[Any], line: bytes, path: Path, number: int) -> A
         fault = error.errors()[0]
         name = ".".join(str(part) for part in fault["loc"])
         raise _corrupt(path, number, f"{name}: {fault['msg']}" if name else fault["msg"]) from None
-
-
-def _value(path: Path, number: int, line: bytes) -> Any:
-    try:
-        return json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise _corrupt(path, number, f"not valid JSON ({error})") from None
 
 
 def _corrupt(path: Path, number: int, problem: str) -> DataError:

@@ -15,12 +15,11 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 from selfverify.core import worker as child
@@ -199,18 +198,17 @@ class WorkerPool:
                 "that can be imported"
             )
         self.name, self.workers, self.retries = name, workers, retries
-        self.max_input, self.cache_size = max_input, cache
+        self.max_input = max_input
+        self._remembered = lru_cache(maxsize=cache)(self._outcome)
         self._make = partial(Worker, module, name, timeout_s, max_output, memory_mb)
         self._works = False
-        self.timeouts = self.restarts = self.cached = 0
-        self._cache: OrderedDict[bytes, CallOutcome] = OrderedDict()
+        self.timeouts = self.restarts = 0
         self._fresh()
         _pools.add(self)
 
     def _fresh(self) -> None:
         """Start without workers, and with locks that are free."""
         self._idle: list[Worker] = []
-        self._closings = 0
         self._lock = threading.Lock()
         self._places = threading.Semaphore(self.workers)
         self._all: set[Worker] = set()
@@ -225,20 +223,7 @@ class WorkerPool:
         if len(request) > self.max_input:
             reason = f"the arguments take {len(request)} of {self.max_input} bytes"
             return CallOutcome("refused", reason=reason)
-        with self._lock:
-            found = self._cache.get(request)
-            if found is not None:
-                self.cached += 1
-                self._cache.move_to_end(request)
-                return found
-        with self._places:
-            outcome = self._try(request)
-        with self._lock:
-            if self.cache_size:
-                self._cache[request] = outcome
-                if len(self._cache) > self.cache_size:
-                    self._cache.popitem(last=False)
-        return outcome
+        return self._remembered(request)
 
     def map(self, calls: Iterable[Sequence[Any]]) -> list[CallOutcome]:
         """Return the outcomes of several calls in their order; as many run at once as there are workers."""
@@ -247,21 +232,24 @@ class WorkerPool:
 
     def counters(self) -> dict[str, float]:
         """Return how many tries timed out, workers were replaced, and calls were answered from the cache."""
-        counted = {"timeouts": self.timeouts, "restarts": self.restarts, "cached": self.cached}
+        cached = self._remembered.cache_info().hits
+        counted = {"timeouts": self.timeouts, "restarts": self.restarts, "cached": cached}
         return {f"workers/{name}": float(value) for name, value in counted.items()}
 
+    def _outcome(self, request: bytes) -> CallOutcome:
+        with self._places:
+            return self._try(request)
+
     def _try(self, request: bytes) -> CallOutcome:
-        outcome, closings = CallOutcome("died"), self._closings
+        outcome = CallOutcome("died")
         for attempt in range(1 + self.retries):
-            if self._closings > closings:
-                break
             if attempt:
                 text = f"{self.name}: {outcome.reason}; the call is made again"
                 note(logger, "call_retried", text, function=self.name, attempt=attempt + 1)
             try:
-                worker = self._take(closings)
+                worker = self._take()
             except (ConfigError, OSError) as error:
-                if not self._works and self._closings == closings:
+                if not self._works:
                     raise  # the first one: the function's module is at fault, not the machine
                 outcome = CallOutcome("died", reason=str(error))
                 continue
@@ -278,11 +266,11 @@ class WorkerPool:
             note(logger, "worker_restarted", text, function=self.name, reason=outcome.reason)
         return outcome
 
-    def _take(self, closings: int) -> Worker:
+    def _take(self) -> Worker:
         """Return an idle worker that is alive, or a new one.
 
         Raises:
-            ConfigError: A new one does not start, or the pool was closed again since ``closings``.
+            ConfigError: A new one does not start.
         """
         with self._lock:
             while self._idle:
@@ -295,12 +283,8 @@ class WorkerPool:
                 self.restarts += 1
         made = self._make()
         with self._lock:
-            # From here on `close` kills it, also while it begins.
             self._all.add(made)
-            closed = self._closings > closings
         try:
-            if closed:
-                raise ConfigError(f"{self.name}: its pool of workers was closed")
             made.begin()
         except BaseException:
             made.kill()
@@ -311,12 +295,8 @@ class WorkerPool:
         return made
 
     def close(self) -> None:
-        """End all processes, also those that are beginning; calls at work end as ``died``.
-
-        A call that comes later starts new ones.
-        """
+        """End all processes. Calls at work, and those that come later, start new ones."""
         with self._lock:
-            self._closings += 1
             self._idle.clear()
             _kill_all(self._all)
 

@@ -30,6 +30,7 @@ from selfverify.core.jsonl_store import json_line
 from selfverify.data import fields
 from selfverify.data.fields import Images, Place, Record, Row, filled, first, listed, mapped, shown, text
 from selfverify.data.images import ImageRef
+from selfverify.data.questions import find_images
 
 LONGEST_MESSAGE = 1_000_000
 """Characters of a message; a longer one means that the file is broken."""
@@ -53,7 +54,7 @@ def convert_conversation(record: Record, place: Place, images: Images) -> Sequen
     arguments), and ``tools``. ``taught`` says whether all the assistant's messages are to be learnt or the
     last one only (our own column; verl's files have none, and all are learnt).
     """
-    shows = Shows(images, place, images.refs(record.get("images"), place))
+    shows = Shows(images, place, find_images(record, images, place))
     messages = read_messages(record.get("messages"), "messages", shows)
     shows.check_all_shown()
     check_order(messages)
@@ -212,6 +213,8 @@ def _message(message: Any, number: int, shows: Shows) -> dict[str, Any]:
         raise DataError(f"{where}: a message of role {role} calls tools")
     if role == "assistant" and not isinstance(content, str):
         raise DataError(f"{where}: the assistant shows images")
+    if role == "user" and IMAGE_MARK in content:
+        raise DataError(f"{where}: it has a place {IMAGE_MARK}, and there are no images")
     if not content and not told and role != "tool":
         raise DataError(f"{where}: it is empty")
     found: dict[str, Any] = {"role": role, "content": content}

@@ -76,7 +76,10 @@ def _parameter(key: str, value: Any, screen: tuple[int, int]) -> Any:
         if value not in CHOICES[key]:
             raise DataError(f"its {key} is {shown(value)}, not one of {', '.join(CHOICES[key])}")
         return value
-    x, y = (round(v) for v in _point(value, key))
+    x, y = _point(value, key)
+    if max(x, y) <= 1 and not (x.is_integer() and y.is_integer()):
+        raise DataError(f"its {key} {[x, y]} is within one pixel: parts of the sides have to be made pixels")
+    x, y = round(x), round(y)
     if not (0 <= x <= screen[0] and 0 <= y <= screen[1]):
         raise DataError(f"its {key} {[x, y]} is not on the screen ({screen[0]} x {screen[1]})")
     return [x, y]
@@ -165,6 +168,8 @@ def convert_mobile(record: Record, place: Place, images: Images) -> Sequence[Row
     row |= {"action": check_action(given.get("action"), screen), "screen": screen}
     if "ui_boxes" in given:
         row["ui_boxes"] = [fields.sides(box, "ui_boxes") for box in listed(given["ui_boxes"], "ui_boxes")]
+        if any(x1 > x2 or y1 > y2 for x1, y1, x2, y2 in row["ui_boxes"]):
+            raise DataError(f"its ui_boxes {shown(row['ui_boxes'])} have to be [x1, y1, x2, y2]")
     return [row | {name: given[name] for name in STEP[-3:] if name in given}]
 
 

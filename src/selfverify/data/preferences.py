@@ -16,6 +16,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.jsonl_store import STRICT, read_journal
 from selfverify.data import conversations as talks
 from selfverify.data.fields import Images, Place, Record, Row, filled, first, optional, shown
+from selfverify.data.questions import find_images
 
 SIDES = ("chosen", "rejected")
 
@@ -38,9 +39,9 @@ def convert_preference(record: Record, place: Place, images: Images) -> Sequence
     ``chosen_cuts`` and ``rejected_cuts`` where the file says how turns divide into channels.
     """
     given = _divided(record)
-    # The mark is a place only where a column of images has to be given out.
-    marks = any(filled(record.get(name)) for name in ("images", "chosen_images", "rejected_images"))
-    shows = talks.Shows(images, place, images.refs(record.get("images"), place), marks)
+    column = find_images(record, images, place)
+    marks = bool(column) or any(filled(record.get(f"{side}_images")) for side in SIDES)
+    shows = talks.Shows(images, place, column, marks)
     row: Row = {
         **talks.shared_fields(record, ("id", "pair"), ("data_source",), ("category",)),
         "kind": optional(record, "kind"),

@@ -28,22 +28,18 @@ from selfverify.data.images import ImageRef
 from selfverify.data.records import PICTURES
 
 DISCIPLINES = {
-    "Art & Design": ("Art", "Art_Theory", "Design", "Music"),
-    "Business": ("Accounting", "Economics", "Finance", "Manage", "Marketing"),
-    "Science": ("Biology", "Chemistry", "Geography", "Math", "Physics"),
-    "Health & Medicine": (
-        *("Basic_Medical_Science", "Clinical_Medicine", "Diagnostics_and_Laboratory_Medicine"),
-        *("Pharmacy", "Public_Health"),
-    ),
-    "Humanities & Social Science": ("History", "Literature", "Psychology", "Sociology"),
-    "Tech & Engineering": (
-        *("Agriculture", "Architecture_and_Engineering", "Computer_Science", "Electronics"),
-        *("Energy_and_Power", "Materials", "Mechanical_Engineering"),
-    ),
+    "Art & Design": "Art Art_Theory Design Music",
+    "Business": "Accounting Economics Finance Manage Marketing",
+    "Science": "Biology Chemistry Geography Math Physics",
+    "Health & Medicine": "Basic_Medical_Science Clinical_Medicine Diagnostics_and_Laboratory_Medicine "
+    "Pharmacy Public_Health",
+    "Humanities & Social Science": "History Literature Psychology Sociology",
+    "Tech & Engineering": "Agriculture Architecture_and_Engineering Computer_Science Electronics "
+    "Energy_and_Power Materials Mechanical_Engineering",
 }
 """The subjects of MMMU's six disciplines (Yue et al. 2024, arXiv:2311.16502, Table 1), which its file names
 nowhere."""
-_BY_SUBJECT = {subject: discipline for discipline, subjects in DISCIPLINES.items() for subject in subjects}
+_BY_SUBJECT = {subject: name for name, subjects in DISCIPLINES.items() for subject in subjects.split()}
 _ID = re.compile(r"(?:dev|validation|test)_(?P<subject>[A-Za-z_]+)_[0-9]+")
 
 
@@ -225,13 +221,10 @@ def _options(record: Record) -> dict[str, str] | None:
 
 
 def _without_letters(given: dict[str, Any]) -> dict[str, Any]:
-    """Return options without the letters that all of them begin with, such as ``A. red``."""
+    """Return options by the letters that all of them begin with, such as ``A. red``, without these."""
     marks = [_MARKED.fullmatch(option) if isinstance(option, str) else None for option in given.values()]
-    texts = [mark[2] for mark in marks if mark is not None and mark[2]]
-    letters = [mark[1] for mark in marks if mark is not None]
-    return (
-        dict(zip(letters, texts, strict=True)) if letters == [*given] and len(texts) == len(given) else given
-    )
+    found = {mark[1]: mark[2] for mark in marks if mark is not None and mark[2]}
+    return found if sorted(found) == [*given] else given
 
 
 def _lettered(text: str) -> dict[str, str]:

@@ -334,8 +334,11 @@ def written_images(folder: Path, images: Iterable[Image]) -> list[str]:
             # Several processes may write it at the same time.
             partial = path.with_name(f"{name}.{os.getpid()}.partial")
             with naming(path):
-                partial.write_bytes(content)
-                partial.replace(path)
+                try:
+                    partial.write_bytes(content)
+                    partial.replace(path)
+                finally:
+                    partial.unlink(missing_ok=True)
         names.append(name)
     return names
 

@@ -10,6 +10,7 @@ sampled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
@@ -59,6 +60,9 @@ class CappedStep:
         error: Why nothing was found.
         seen: How much of what the answer needs has been shown after the step, from 0 to 1; None where the
             task does not know.
+        text: The model's words in the step.
+        logprob: Their log-probability, nats: log V_φ0 where the model is the verifier's reference.
+        confidence: The mean log-probability of the answer that was asked for after the step.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -72,6 +76,9 @@ class CappedStep:
     tool: str
     error: str
     seen: float | None = None
+    text: str = ""
+    logprob: float | None = None
+    confidence: float | None = None
 
 
 @dataclass(slots=True)
@@ -214,6 +221,7 @@ def _talk(
     for number, record in enumerate(records):
         following = [s for s in trajectory.segments if s.author == "environment" and s.turn == number + 1]
         asked, refused = record["asked"], record["own"]
+        said = [s for s in own if s.turn == number]
         if asked is not None:
             correct = asked["correct"]
         else:
@@ -225,11 +233,14 @@ def _talk(
                 record["delta_r_plan"],
                 None if correct is None else float(correct),
                 None if refused is None or refused["correct"] is None else float(refused["correct"]),
-                sum(len(s.tokens) for s in own if s.turn == number),
+                sum(len(s.tokens) for s in said),
                 0 if image is None else sum(s.tokens.count(image) for s in following),
                 record["tool"],
                 record["error"],
                 None if seen is None else seen[number],
+                "".join(s.text for s in said),
+                math.fsum(part for s in said for part in s.logprobs),
+                None if asked is None else asked["logprob"],
             )
         )
     return CappedConversation(steps, before, final, task.enough(problem, records), trajectory.lost)
@@ -284,30 +295,14 @@ def as_arrays(rows: Mapping[int, CappedProblem]) -> CappedArrays:
     Raises:
         DataError: None is left.
     """
-    kept, left_out = [], 0
-    for _, row in sorted(rows.items()):
-        whole = [
-            talk
-            for talk in row.talks
-            if not (talk.lost or None in (talk.before, talk.final, *(step.correct for step in talk.steps)))
-        ]
-        left_out += len(row.talks) - len(whole)
-        if whole:
-            kept.append((row, whole))
+    kept = [(row, whole) for _, row in sorted(rows.items()) if (whole := _usable(row))]
+    left_out = sum(len(row.talks) for row in rows.values()) - sum(len(whole) for _, whole in kept)
     if not kept:
         raise DataError(
             f"all {left_out} conversations failed or have no verdict; there is nothing to compare"
         )
     talks, each = [talk for _, whole in kept for talk in whole], [len(whole) for _, whole in kept]
-    most = max(1, *(len(talk.steps) for talk in talks))
-
-    def steps(figure: Callable[[CappedStep], float | None]) -> Floats:
-        filled = np.full((len(talks), most), np.nan)
-        for row, talk in zip(filled, talks, strict=True):
-            row[: len(talk.steps)] = np.array([figure(step) for step in talk.steps], dtype=np.float64)
-        return filled
-
-    none = np.zeros(len(talks))
+    steps, none = partial(step_values, rows), np.zeros(len(talks))
     before = np.array([talk.before for talk in talks], dtype=np.float64)
     first = np.repeat([float(row.visual_tokens) for row, _ in kept], each)
     shown = np.cumsum(np.nan_to_num(steps(lambda step: step.visual_tokens)), axis=1)
@@ -327,6 +322,24 @@ def as_arrays(rows: Mapping[int, CappedProblem]) -> CappedArrays:
         seen=np.column_stack([none, steps(lambda step: step.seen)]) if known else None,
         names=[row.problem for row, _ in kept],
     )
+
+
+def _usable(row: CappedProblem) -> list[CappedConversation]:
+    """The conversations of a problem of which something can be said."""
+    return [
+        talk
+        for talk in row.talks
+        if not (talk.lost or None in (talk.before, talk.final, *(step.correct for step in talk.steps)))
+    ]
+
+
+def step_values(rows: Mapping[int, CappedProblem], figure: Callable[[CappedStep], float | None]) -> Floats:
+    """Return ``[N, H]``, a figure of each step of the conversations in `as_arrays`; NaN where it is None."""
+    talks = [talk for _, row in sorted(rows.items()) for talk in _usable(row)]
+    filled = np.full((len(talks), max(1, *(len(talk.steps) for talk in talks))), np.nan)
+    for values, talk in zip(filled, talks, strict=True):
+        values[: len(talk.steps)] = np.array([figure(step) for step in talk.steps], dtype=np.float64)
+    return filled
 
 
 WITHIN = 0.01

@@ -30,7 +30,7 @@ from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.files import (
     LOCK_FILE,
     differences,
-    make_output_folder,
+    make_folder,
     only_writer,
     read_regular,
     write_bytes,
@@ -302,7 +302,7 @@ def export_atif(
     about = without_surrogates({**held, "format": VERSION, **asdict(portion)})
     for item in items:
         item.check_images()
-    make_output_folder(output)
+    make_folder(output)
     new, copied = 0, set[str]()
     with only_writer(output):
         _begin(output, about)

@@ -1,322 +1,259 @@
-"""The memory and work of one step of a recipe: memory per GPU, tokens and operations.
+"""The memory and work of one step of a recipe, in closed form from a model's shapes and a recipe's numbers.
 
-`PlannedStep` runs one training step without weights, and counts the memory and the operations of each phase.
+The model is made without its weights, and nothing is computed with it. Counted is the worst moment of each
+phase: sampling, reading scores, and the update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle, islice
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from selfverify.core.config import EngineConfig
+from selfverify.core.episode import Observation
 from selfverify.core.errors import ConfigError
-from selfverify.core.trainer_config import TrainerConfig
-from selfverify.core.trajectory import Trajectory
-from selfverify.experiments.dry_run import CHECKPOINTING, DryRun, Host, Lengths, Meter, Span, samples
-from selfverify.experiments.recipe import Recipe
-from selfverify.experiments.registry import make_method, make_task
-from selfverify.policy.encoding import Encoder, Prompt
-from selfverify.policy.families import ImageInput
-from selfverify.policy.features import image_features
-from selfverify.policy.forward import prefill, scores_at_once
+from selfverify.core.problem import Problem
+from selfverify.experiments.recipe import Recipe, recipe_task
+from selfverify.experiments.registry import make_method
+from selfverify.methods.base import Method
+from selfverify.policy.adapters import is_adapted
+from selfverify.policy.encoding import Prompt
+from selfverify.policy.families import Family, family_of
 from selfverify.policy.loading import load_structure, resolve
+from selfverify.policy.observation_encoding import ReplyEncoder
 from selfverify.policy.packing import SharedLayout
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import READ_BATCH, score_tree
-from selfverify.trainer.batch import TokenStreams
-from selfverify.trainer.loss import LossComputer, UpdateMetrics, micro_batches
-from selfverify.trainer.optim import (
-    LOW_PRECISION,
-    ApartGradients,
-    ChannelOptimizer,
-    make_optimizer,
-    sum_in_float32,
-)
+from selfverify.tasks.base import user_turn
 
+MOST = 8
+"""The most problems that are drawn; a larger step repeats them."""
+OUTSIDE = 6
+"""Tensors as wide as the model that autograd keeps of each token outside of the layers."""
+LEARNT, DRAWN, SCORE = 16, 25, 8
+"""Bytes of a logit while it is learnt from (four float32), and while a token is drawn (float64, too); of an
+attention score that is written out."""
 ENDED = 5
 """Of so many conversations one has ended when the others' keys are copied without it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """The rows behind a prompt: tokens, which of them learn, the images among the others."""
+class Block:
+    """The widths of a layer: of the model, its heads, all queries, all keys, and the feed-forward block."""
 
-    tokens: list[int]
-    trained: list[bool]
-    images: list[ImageInput] = field(default_factory=list)
+    hidden: int
+    heads: int
+    query: int
+    keys: int
+    wide: int
+
+    @classmethod
+    def of(cls, config: Any) -> Block:
+        """Return those in a configuration of transformers, of a decoder or of a tower.
+
+        Raises:
+            ConfigError: It names none, or several for different layers.
+        """
+        heads = getattr(config, "num_attention_heads", None) or getattr(config, "num_heads", None)
+        hidden, wide = getattr(config, "hidden_size", None), getattr(config, "intermediate_size", None)
+        if not (isinstance(heads, int) and isinstance(hidden, int) and isinstance(wide, int | None)):
+            raise ConfigError(f"{config.model_type}: its configuration names no one width of all its layers")
+        size = getattr(config, "head_dim", None) or hidden // heads
+        keys = size * (getattr(config, "num_key_value_heads", None) or heads)
+        return cls(hidden, heads, size * heads, keys, wide or 4 * hidden)
+
+    def saved(self, size: int, own: bool = True, norms: bool = True) -> int:
+        """Return the bytes that autograd keeps of a token.
+
+        Args:
+            size: Bytes of a weight.
+            own: Whether it stands behind a prompt, where attention merges two parts.
+            norms: Whether the layer norms learn.
+        """
+        parts = (5, 4) if own else (3, 2)
+        attention = parts[0] * self.query + parts[1] * self.keys
+        return 2 * (4 + (1 + norms) * size) * self.hidden + size * (attention + 4 * self.wide)
 
 
-class PlannedStep:
-    """One step on one GPU, run phase by phase; each leaves the tensors that a real phase leaves.
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The numbers of a model.
 
     Args:
-        recipe: The recipe.
-        groups: The number of problems.
-        heard: The tokens of what an environment says at a time; None where that is not known.
-
-    Raises:
-        ConfigError: The model is not there, or samples without sharing prompts.
-        DataError: The task cannot make its problems.
+        layer: The widths of a decoder layer.
+        layer_count: How many there are.
+        window: The sliding window of some layers; None where there is none.
+        sliding: How many layers have it.
+        vocabulary: Rows of the output head.
+        tied: Whether the head is the embeddings' matrix.
+        size: Bytes of a weight.
+        learnt: Bytes of one that learns.
+        adapted: Whether these are an adapter's.
+        weights: Bytes of all weights.
+        every: All parameters.
+        learning: Those that learn.
+        decoder: Those of all decoder layers.
+        tower: Those that encode images.
+        vision: Bytes that autograd keeps of a patch in a tower that learns.
     """
 
-    def __init__(self, recipe: Recipe, groups: int, heard: int | None) -> None:
-        self.recipe, self.method = recipe, make_method(recipe.method.name, **recipe.method.options)
-        self.meter, self.phases, self.flops = Meter(), dict[str, Span](), dict[str, float]()
-        # Offloaded activations are taken away in `_learn`: on a CPU they would stay in its memory.
-        settings = recipe.policy.model_copy(update={"device": "cpu", "activation_offload": False})
-        with torch.device("meta"):
-            loaded = load_structure(settings.model_copy(update={"device": "meta"}))
-        with DryRun(), Host(), self.meter:
-            self.policy = policy = Policy(loaded, settings)
-            self.meter.relabel((*policy.model.parameters(), *policy.model.buffers()), "weights")
-            if settings.gradient_checkpointing:
-                policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=CHECKPOINTING)
-            self.meter.vocabulary = policy.model.get_output_embeddings().weight.shape[0]
-            self.lengths = Lengths.of(recipe, self.method, policy, groups, heard)
-            self._run()
+    layer: Block
+    layer_count: int
+    window: int | None
+    sliding: int
+    vocabulary: int
+    tied: bool
+    size: int
+    learnt: int
+    adapted: bool
+    weights: int
+    every: int
+    learning: int
+    decoder: int
+    tower: int
+    vision: int
 
-    def _run(self) -> None:
-        policy, method, recipe = self.policy, self.method, self.recipe
-        policy.model.eval()
-        # Once a run, and before the reference is made, as in training: no step pays for it.
-        policy.check_gradients()
-        with self.meter.span("reference"):
-            reference = policy.frozen_copy() if method.config.needs_reference else None
-        self.trainable = [p for p in policy.model.parameters() if p.requires_grad]
-        sum_in_float32(self.trainable)
-        for parameter in self.trainable:
-            parameter.register_post_accumulate_grad_hook(lambda p: self.meter.relabel([p.grad], "gradients"))
-        self.apart = ApartGradients(lambda: self.trainable)
-        self.moments = [""] if recipe.learner.optim.channels == "joint" else [*method.channels]
-        """The channels that have moments of their own."""
-        self.gradients = self.moments if recipe.learner.optim.channels == "separate" else []
-        """The channels that have gradients of their own."""
-        self.optimizer = self._optimizer(recipe.learner)
-        with torch.no_grad():
-            self._see()
-            if samples(recipe, method) and recipe.sampling.engine == "own":
-                self._sample()
-            if method.config.reads_scores:
-                self._read_scores()
-        self._learn(self._groups(), reference)
-        with self._phase("optimiser"):
-            for channel in self.gradients or self.moments[:1]:
-                if self.gradients:
-                    self.apart.lend(channel)
-                torch.nn.utils.clip_grad_norm_(self.trainable, recipe.learner.optim.max_grad_norm)
-                if self.optimizer is not None:
-                    _step(self.optimizer, channel)
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[Span]:
-        with self.meter.span() as span:
-            self.phases[name] = span
-            yield span
-        self.flops[name] = span.flops
-
-    def _see(self) -> None:
-        """Encode the images of the drawn problems one by one; the others' features are made of their size."""
-        policy, cache = self.policy, self.policy.cache
-        images = {image.key: image for prompt in self.lengths.prompts for image in prompt.images}
-        if cache is None or not images:
-            return
-        drawn = [i for prompt in self.lengths.prompts[: len(self.lengths.problems)] for i in prompt.images]
-        with self._phase("images"):
-            features = image_features(policy.loaded, drawn, cache, policy.config.prefill_chunk)
-        self.flops["images"] *= len(images) / len(drawn)
-        like = next(iter(features.values()))
-        for key, image in images.items():
-            cache.put(key, like.new_empty(image.placeholders, like.shape[1]))
-        self.meter.relabel((cache.get(key) for key in images), "caches")
-
-    def _sample(self) -> None:
-        """Read the prompts, and draw one token half way and one at the end, where most keys are kept."""
-        policy, lengths, meter = self.policy, self.lengths, self.meter
-        if policy.shares_prefix is False or not policy.loaded.family.shares_prompts:
-            raise ConfigError(
-                f"policy.path={policy.config.path}: where prompts are not shared, sampling is transformers' "
-                "own and cannot be planned"
-            )
-        b, g, total = len(lengths.prompts), lengths.group_size, len(lengths.trained)
-        voice = policy.voice(self.recipe.sampling)
-        with self._phase("sampling"):
-            with meter.span() as reading:
-                last_bh, prefilled = prefill(policy.forward, lengths.prompts)
-            meter.relabel(prefilled.prompt_keys.values(), "caches")
-            layout = prefilled.to_grow(g, scores_at_once(policy.forward))
-            layout.least_room = SharedLayout.FIRST_ROOM
-            while layout.least_room < total - 1:  # as it grows by itself
-                layout.least_room *= 2
-            for kept in (total - 2, total // 2):
-                with meter.span() as drawing:
-                    voice.choose(last_bh[:, None].expand(b, g, -1), torch.zeros(b, g))
-                    self._grow(layout, kept, 1)
-            if lengths.heard:  # by all conversations together, in chunks
-                chunk = min(lengths.heard, max(policy.config.prefill_chunk // (b * g), 1))
-                self._grow(layout, total - 1 - chunk, chunk)
-            layout.select(torch.arange(b), torch.arange(max(g - g // ENDED, 1)).expand(b, -1))
-        # An environment's words are read as prompts are.
-        heard = b * g * (total - lengths.sampled) / sum(len(prompt.ids) for prompt in lengths.prompts)
-        del self.flops["sampling"]
-        self.flops |= {"reading": reading.flops * (1 + heard), "drawing": lengths.sampled * drawing.flops}
-
-    def _grow(self, layout: SharedLayout, kept: int, width: int) -> None:
-        """Forward ``width`` tokens behind ``kept`` ones of each conversation."""
-        axes = self.policy.loaded.family.position_axes
-        shape = len(layout.prompt_lengths), layout.continuations
-        ids = torch.zeros(*shape, width, dtype=torch.long)
-        layout.place(ids[..., 0], max(kept, 0), True)
-        self.policy.forward.grow(ids, ids.expand(axes, *ids.shape), layout)
-        self.meter.relabel(layout.own_keys.values(), "caches")
-
-    def _read_scores(self) -> None:
-        """Read the scores of all answers, as methods do whose verifier is read and not sampled."""
-        prompts = self.lengths.prompts[:READ_BATCH]
-        paths = score_tree(self.policy.tokenizer).paths()
-        length = len(self.lengths.trained) + max(len(path) for path in paths) + 1
-        rows = [[[0] * length] * (self.lengths.group_size * len(paths)) for _ in prompts]
-        with self._phase("scores"):
-            self.policy.hidden_states(prompts, self.policy.stack(rows))
-        self.flops["scores"] *= len(self.lengths.prompts) / len(prompts)
-
-    def _groups(self) -> list[TokenStreams]:
-        """Return the streams of every group, in which all that the policy says is trained."""
-        lengths = self.lengths
-        if samples(self.recipe, self.method):
-            rows = [_Row(len(lengths.trained) * [0], lengths.trained)] * lengths.group_size
-            lists = [rows] * len(lengths.prompts)
-        else:
-            lists = [*islice(cycle(self._demonstrations()), len(lengths.prompts))]
-            longest = max((row.trained for rows in lists for row in rows), key=len)
-            most = max(len(rows) for rows in lists)
-            stated = f"{lengths.stated}, with their demonstrations"
-            self.lengths = replace(lengths, group_size=most, trained=longest, stated=stated)
-        kl = float(self.method.config.needs_reference)
-        pairs = zip(lengths.prompts, lists, strict=True)
-        return [_streams(prompt, rows, kl, self.method.channels) for prompt, rows in pairs]
-
-    def _demonstrations(self) -> list[list[_Row]]:
-        task = make_task(self.recipe.task.name, **self.recipe.task.options)
-        problems = self.lengths.problems
-        seeds = [*range(len(problems))]
-        made = self.method.rollout(self.policy, task, problems, seeds, self.recipe.sampling)
-        return [[_demonstrated(t, self.policy.encoder) for t in group.trajectories] for group in made.groups]
-
-    def _backward(self, loss: torch.Tensor, channel: str | None = None, more: bool = False) -> None:
-        """Do what `Parallel.backward` does, in one process."""
-        with nullcontext() if channel is None else self.apart.adding(channel):
-            loss.backward(retain_graph=more)
-
-    def _optimizer(self, learner: TrainerConfig) -> torch.optim.Optimizer | None:
-        """Return the trainer's optimiser after a first step, which makes its state; None with 8 bits."""
-        masters = self.recipe.policy.master_weights
-        if learner.optim.name == "adamw_8bit":
-            with self.meter.span("optimiser"):
-                self._moments = [_eight_bits(p) for p in self.trainable for _ in self.moments]
-                self._masters = [p.float() for p in self.trainable if masters and p.dtype in LOW_PRECISION]
-            return None
-        optimizer = make_optimizer(learner.optim, self.policy.model.named_parameters(), masters)
-        for parameter in self.trainable:
-            parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
-        with self.meter.span("optimiser"):
-            for channel in self.moments:
-                _step(optimizer, channel)
-        optimizer.zero_grad()
-        return optimizer
-
-    def _learn(self, groups: Sequence[TokenStreams], reference: Policy | None) -> None:
-        """Learn from the longest groups of one update, and scale their operations up to the step."""
-        learner, policy = self.recipe.learner, self.policy
-        per_update = -(-len(groups) // learner.batch.updates_per_rollout)
-        size = min(learner.batch.micro_batch_groups, per_update)
-        [every] = micro_batches(groups, len(groups))
-        batch = [groups[part.group] for part in every.slices[-size:]]
-        scale = _tokens(groups) / _tokens(batch)
-        alone: Any = SimpleNamespace(
-            policy=policy,
-            reference=reference,
-            autocast=nullcontext,
-            one_pass=lambda last: nullcontext(),
-            backward=self._backward,
+    @classmethod
+    def of(cls, model: Any, family: Family) -> Shapes:
+        """Count a model that has no weights."""
+        text, head = model.config.get_text_config(), model.get_output_embeddings().weight
+        decoder: Any = family.backbone(model)
+        vision = getattr(model.config, "vision_config", None)
+        tower = {} if vision is None else vision.to_dict()
+        depth = int(tower.get("depth") or tower.get("num_hidden_layers") or 0)
+        kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
+        every = [*model.parameters()]
+        learning = [p for p in every if p.requires_grad]
+        return cls(
+            Block.of(text),
+            text.num_hidden_layers,
+            getattr(text, "sliding_window", None),
+            kinds.count("sliding_attention"),
+            len(head),
+            head is model.get_input_embeddings().weight,
+            head.itemsize,
+            max(p.itemsize for p in learning),
+            is_adapted(model),
+            sum(p.nbytes for p in every),
+            sum(p.numel() for p in every),
+            sum(p.numel() for p in learning),
+            sum(p.numel() for p in getattr(decoder, "layers", decoder).parameters()),
+            sum(p.numel() for p in family.vision_parameters(model)),
+            depth and depth * Block.of(vision).saved(head.itemsize, own=False),
         )
-        updater = LossComputer(alone, learner, self.method.objective, self.recipe.sampling.temperature)
-        passes = updater.passes(batch)
-        with self._phase("reference"):
-            updater.fix_logprobs(batch, passes)
-        self.flops["reference"] *= scale
-        if reference is None:
-            del self.flops["reference"], self.phases["reference"]
-        policy.model.train()
-        offloads = self.recipe.policy.activation_offload and self.recipe.policy.device != "cpu"
-        hooks = _offloaded(self.trainable[0]) if offloads else nullcontext()
-        with self._phase("update"), hooks:
-            with self.meter.span() as first:
-                updater.gradient(batch, passes, UpdateMetrics(), apart=self.gradients)
-            if per_update > size:  # a second micro-batch finds the gradients of the first one
-                updater.gradient(batch, passes, UpdateMetrics(), apart=self.gradients)
-        self.flops["update"] = first.flops * scale * learner.batch.inner_epochs
+
+    @property
+    def head(self) -> int:
+        """The values of the output head."""
+        return self.vocabulary * self.layer.hidden
+
+    def passing(self, own: bool = True) -> int:
+        """Return the bytes of a token in a pass that nothing is learnt from, at its worst moment.
+
+        ``own``: whether it stands behind a prompt, where attention merges two parts in float32.
+        """
+        hidden, query, keys, wide = self.layer.hidden, self.layer.query, self.layer.keys, self.layer.wide
+        merging = self.size * (2 * hidden + 2 * keys + 6 * query) + 12 * query
+        # What an adapter adds stands beside what the layer gives.
+        return max(merging * own, self.size * (hidden + (2 + self.adapted) * wide))
+
+    def work(self, tokens: float, pairs: float) -> float:
+        """Return the operations of the layers on ``tokens``, and on ``pairs`` of a query and a key."""
+        return 2 * self.decoder * tokens + 4 * self.layer.query * self.layer_count * pairs
+
+    def forward(self, prompts: Sequence[int], rows: int, own: int) -> float:
+        """Return the operations of the layers on prompts with ``rows`` of ``own`` tokens behind each."""
+        tokens = sum(prompts) + len(prompts) * rows * own
+        return self.work(tokens, sum(p * p + rows * own * (p + own) for p in prompts))
 
 
-def _step(optimizer: torch.optim.Optimizer, channel: str) -> None:
-    if isinstance(optimizer, ChannelOptimizer):
-        optimizer.take_turn(channel)
-    optimizer.step()
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """The prompts and conversations of one step on one GPU.
+
+    Args:
+        prompts: The tokens of each prompt.
+        shown: The placeholders of each prompt's images.
+        patches: The patches of each prompt's images, which pass through the tower.
+        group_size: The number of conversations per prompt (G).
+        own: The tokens behind a prompt, at the longest (R).
+        said: How many of them the policy says.
+        stated: Where the lengths come from, in words for people.
+    """
+
+    prompts: list[int]
+    shown: list[int]
+    patches: list[int]
+    group_size: int
+    own: int
+    said: int
+    stated: str
+
+    @classmethod
+    def of(cls, recipe: Recipe, method: Method, policy: Policy, groups: int, heard: int | None) -> Lengths:
+        """Draw a few problems; conversations go on to the recipe's limits, or are as long as demonstrated.
+
+        Args:
+            recipe: The recipe.
+            method: Its method.
+            policy: Encodes the prompts.
+            groups: How many problems the step has.
+            heard: The tokens of what an environment says at a time.
+
+        Raises:
+            DataError: The task cannot make its problems.
+        """
+        task = recipe_task(recipe)
+        task.set_coordinate_space(policy.coordinate_space)
+        problems = [task.problem("train", recipe.seed, i) for i in range(min(groups, MOST))]
+        drawn = [policy.encoder.prompt(problem) for problem in problems]
+        prompts = [*islice(cycle(drawn), groups)]
+        shown = [sum(image.placeholders for image in prompt.images) for prompt in prompts]
+        sizes = [len(prompt.ids) for prompt in prompts], shown, [_patches(policy, p) for p in prompts]
+        stated = f"{len(drawn)} problems of {task.name} were drawn"
+        if not samples(recipe, method):
+            seeds = [*range(len(problems))]
+            made = method.rollout(policy, task, problems, seeds, recipe.sampling)
+            told = [t for group in made.groups for t in group.trajectories]
+            own = max(len(t.tokens) for t in told)
+            rows = max(len(group.trajectories) for group in made.groups)
+            return cls(*sizes, rows, own, own, f"{stated}, with their demonstrations")
+        limits = method.limits or task.limits
+        begins = any(problem.environment_begins for problem in problems)
+        words = recipe.method.options.get("second_turn")
+        if heard is None and words is not None and not begins:
+            asked = Problem("planned", user_turn("", 0))
+            heard = len(ReplyEncoder(policy.encoder).encode(asked, Observation(words), 1).tokens)
+        stated += f", conversations go on to sampling.max_new_tokens in each of {limits.turns} turns"
+        if heard is None and (begins or limits.turns > 1):
+            stated += ", and what their environment says is NOT counted: say how long it is"
+        said = limits.turns * recipe.sampling.max_new_tokens
+        own = said + (heard or 0) * (limits.turns - 1 + begins)
+        if limits.tokens is not None:
+            whole, own = own, min(own, max(limits.tokens - min(sizes[0]), 1))
+            said = said * own // whole
+        return cls(*sizes, recipe.sampling.group_size, own, said, stated)
 
 
-def _eight_bits(parameter: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as large as AdamW8bit's two moments: a byte per value and a float per 256 values, or
-    float32 for small tensors."""
-    count = parameter.numel()
-    size = 8 * count if count < 4096 else 2 * (count + 4 * -(-count // 256))
-    return parameter.new_empty(size, dtype=torch.uint8)
+def samples(recipe: Recipe, method: Method) -> bool:
+    """Whether the method samples. Of fine-tuning methods, only that of second turns does."""
+    return method.measured or "second_turn" in recipe.method.options
 
 
-def _offloaded(anchor: torch.Tensor) -> Any:
-    """Return hooks that take what autograd saves off the device, and bring it back when it is wanted."""
-
-    def pack(x: torch.Tensor) -> Any:
-        return (x.shape, x.dtype) if x.is_meta else x
-
-    def unpack(kept: Any) -> torch.Tensor:
-        return anchor.new_empty(kept[0], dtype=kept[1]) if isinstance(kept, tuple) else kept
-
-    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
-
-
-def _tokens(groups: Sequence[TokenStreams]) -> int:
-    return sum(len(group.prompt.ids) + group.channel_gr.numel() for group in groups)
-
-
-def _demonstrated(trajectory: Trajectory, encoder: Encoder) -> _Row:
-    segments = trajectory.segments
-    trained = [s.author == "policy" for s in segments for _ in s.tokens]
-    images = [encoder.image(image, "planned", True) for s in segments for image in s.images]
-    return _Row(trajectory.tokens, trained, images)
-
-
-def _streams(prompt: Prompt, rows: Sequence[_Row], kl: float, channels: tuple[str, ...]) -> TokenStreams:
-    shape = (len(rows), max(len(row.tokens) for row in rows))
-    channel = torch.full(shape, -1)
-    for number, row in enumerate(rows):
-        channel[number, : len(row.tokens)] = torch.where(torch.tensor(row.trained), 0, -1)
-    ones, tokens = torch.ones(shape), [row.tokens for row in rows]
-    streams = TokenStreams(prompt, tokens, channel, ones, kl * ones, ones, 0 * ones, channels=channels)
-    images = [row.images for row in rows]
-    return replace(streams, images=images if any(images) else [])
-
-
-ROLLOUT = ("images", "sampling", "scores")
-"""Phases for which all weights are gathered at once, since processes sample for different times."""
-
-SHARDED = ("weights", "reference", "gradients", "optimiser")
-"""The bytes that FSDP shares out."""
+def _patches(policy: Policy, prompt: Prompt) -> int:
+    vision = getattr(policy.model.config, "vision_config", None)
+    tensors = [pair for image in prompt.images for pair in image.tensors.items()]
+    values = sum(tensor.numel() for name, tensor in tensors if name == "pixel_values")
+    if not values or vision is None:
+        return 0
+    side = getattr(vision, "patch_size", 14)
+    side = side if isinstance(side, int) else side[0]
+    return int(values // (3 * side**2 * getattr(vision, "temporal_patch_size", 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +264,7 @@ class Plan:
         memory: Bytes on each GPU at the worst moment of each phase, by what they hold: weights, the reference
             policy, gradients, the optimiser's state, activations, caches (keys, values and image features),
             logits, and weights that FSDP has gathered.
-        flops: The operations of each phase, on each GPU.
+        flops: The operations of each phase, on each GPU, two per multiply-add; causal attention in full.
         lengths: The prompts and conversations of one GPU.
         parameters: How many there are, and how many of them learn.
         gpus: They share the problems of a step.
@@ -356,18 +293,16 @@ class Plan:
     def lines(self) -> list[str]:
         """Return the plan in words for people."""
         at, count = self.lengths, len(self.lengths.prompts)
-        sizes, own = [len(prompt.ids) for prompt in at.prompts], count * len(at.trained)
-        shared = self.gpus * (sum(sizes) + at.group_size * own)  # the sum of P + G R over all prompts
-        plain = self.gpus * at.group_size * (sum(sizes) + own)
-        shown = sum(image.placeholders for prompt in at.prompts for image in prompt.images)
+        shared = self.gpus * (sum(at.prompts) + at.group_size * count * at.own)  # P + G R over all prompts
+        plain = self.gpus * at.group_size * (sum(at.prompts) + count * at.own)
         width = max(map(len, self.memory))
         kind = "sharded" if self.sharded else "whole on each"
         where = f" on each of {self.gpus} GPUs (the model {kind})" if self.gpus > 1 else ""
         return [
             f"{self.parameters[0]:,} parameters, of which {self.parameters[1]:,} learn",
-            f"step: {count * self.gpus} problems x {at.group_size} conversations of {len(at.trained)} tokens",
-            f"prompts of {sum(sizes) / count:.0f} tokens, at most {max(sizes)}, "
-            f"{shown / count:.0f} of them for images",
+            f"step: {count * self.gpus} problems x {at.group_size} conversations of {at.own} tokens",
+            f"prompts of {sum(at.prompts) / count:.0f} tokens, at most {max(at.prompts)}, "
+            f"{sum(at.shown) / count:.0f} of them for images",
             f"tokens of a pass: {shared:,}; with prompts written out {plain:,}",
             at.stated,
             f"GB that tensors hold{where} at the worst moment of each phase, most in {self.worst}:",
@@ -393,50 +328,154 @@ def make_plan(recipe: Recipe, gpus: int = 1, sharded: bool = False, heard: int |
         heard: The tokens of what an environment says at a time.
 
     Raises:
-        ConfigError: The model is not there, or it cannot be planned.
+        ConfigError: The model is not there.
         DataError: The task cannot make its problems.
     """
-    step = PlannedStep(recipe, -(-recipe.learner.groups_per_step // gpus), heard)
-    every = [*step.policy.model.parameters()]
-    counts = sum(p.numel() for p in every), sum(p.numel() for p in every if p.requires_grad)
-    notes = ["sampling by vLLM is not planned"] if recipe.sampling.engine == "vllm" else []
-    memory = {
-        phase: {item: size for item, size in span.peak.items() if size > 0}
-        for phase, span in step.phases.items()
+    settings = recipe.policy.model_copy(update={"device": "meta"})
+    with torch.device("meta"):
+        loaded = load_structure(settings)
+    policy, method = Policy(loaded, settings), make_method(recipe.method.name, **recipe.method.options)
+    policy.cache = None  # so that no image is encoded
+    at = Lengths.of(recipe, method, policy, -(-recipe.learner.groups_per_step // gpus), heard)
+    shapes, notes = Shapes.of(policy.model, loaded.family), list[str]()
+    held = _states(recipe, method, shapes)
+    if not settings.train_vision:
+        features = sum(at.shown) * shapes.layer.hidden * shapes.size
+        held["caches"] = min(features, settings.vision_cache_mb * 2**20)
+    phases, flops = dict[str, dict[str, int]](), {"images": 2.0 * shapes.tower * sum(at.patches)}
+    if samples(recipe, method) and recipe.sampling.engine == "own" and policy.shares_prefix is not False:
+        phases["sampling"] = _sampling(shapes, at, recipe.policy.prefill_chunk)
+        flops |= _sampling_work(shapes, at)
+    elif samples(recipe, method):
+        notes.append("sampling by vLLM, or where prompts are not shared, is not planned")
+    text = policy.model.config.get_text_config()
+    if any(hasattr(text, name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+        notes.append("every token is counted through all experts, and their activations as one block's")
+    if method.config.reads_scores:
+        paths = score_tree(policy.tokenizer).paths()
+        rows, behind = len(paths) * at.group_size, at.own + max(map(len, paths)) + 1
+        tokens = sum(sorted(at.prompts)[-READ_BATCH:]) + min(len(at.prompts), READ_BATCH) * rows * behind
+        phases["scores"] = {"activations": shapes.passing() * tokens}
+        flops["scores"] = shapes.forward(at.prompts, rows, behind)
+    phases["update"] = _update(recipe, method, shapes, at, held["gradients"])
+    layers = shapes.forward(at.prompts, at.group_size, at.own)
+    once = layers + 2 * shapes.head * len(at.prompts) * at.group_size * at.said
+    if method.config.needs_reference:
+        flops["reference"] = once
+    passes = len(method.channels) if recipe.learner.optim.channels == "separate" else 1
+    backward = passes * (1 + shapes.learning / (shapes.every - shapes.tower))
+    again = layers if settings.gradient_checkpointing else 0.0
+    flops["update"] = recipe.learner.batch.inner_epochs * ((1 + backward) * once + again)
+    memory = {}
+    for phase, more in phases.items():
+        whole = {name: held.get(name, 0) + more.get(name, 0) for name in {**held, **more}}
+        if phase != "update":
+            whole["gradients"] = 0
+        if gpus > 1:
+            _share_out(whole, phase, recipe, shapes, gpus, sharded)
+        memory[phase] = {name: size for name, size in whole.items() if size}
+    flops = {phase: count for phase, count in flops.items() if count}
+    return Plan(memory, flops, at, (shapes.every, shapes.learning), gpus, sharded, notes)
+
+
+def _states(recipe: Recipe, method: Method, shapes: Shapes) -> dict[str, int]:
+    """Return the bytes that stay from step to step, and those of the gradients, on one GPU."""
+    optim, low = recipe.learner.optim, shapes.learnt < 4
+    channels = len(method.channels)
+    masters = low and recipe.policy.master_weights
+    moments = 2 + 8 / 256 if optim.name == "adamw_8bit" else 2 * (4 if masters else shapes.learnt)
+    states = moments * (1 if optim.channels == "joint" else channels) + 4 * masters
+    refers = method.config.needs_reference and not shapes.adapted
+    return {
+        "weights": shapes.weights,
+        "reference": shapes.weights if refers else 0,
+        "gradients": 4 * shapes.learning * (channels if optim.channels == "separate" else 1),
+        "optimiser": int(states * shapes.learning),
     }
-    if gpus > 1:
-        for phase, held in memory.items():
-            _share_out(held, phase, step, gpus, sharded)
-    return Plan(memory, step.flops, step.lengths, counts, gpus, sharded, notes)
 
 
-def _share_out(held: dict[str, int], phase: str, step: PlannedStep, gpus: int, sharded: bool) -> None:
+def _sampling(shapes: Shapes, at: Lengths, chunk: int) -> dict[str, int]:
+    """Return what sampling holds near its end: while it draws, or copies the keys of those that go on."""
+    b, g, room = len(at.prompts), at.group_size, SharedLayout.FIRST_ROOM
+    while room < at.own - 1:  # as it grows by itself
+        room *= 2
+    token = 2 * shapes.size * shapes.layer.keys * shapes.layer_count
+    kept = token * b * (max(at.prompts) + g * room)
+    copied, drawn = token * b * max(g - g // ENDED, 1) * room, DRAWN * b * g * shapes.vocabulary
+    read = shapes.passing(own=False) * min(sum(at.prompts), chunk)
+    if max(drawn, read) > copied:
+        return {"caches": kept, "activations": max(read - drawn, 0), "logits": drawn}
+    return {"caches": kept + copied}
+
+
+def _sampling_work(shapes: Shapes, at: Lengths) -> dict[str, float]:
+    """Return the operations of sampling; what an environment says is read as prompts are."""
+    rows, mean = len(at.prompts) * at.group_size, sum(at.prompts) / len(at.prompts)
+    heard, pairs = rows * (at.own - at.said), mean + at.own / 2
+    return {
+        "reading": shapes.forward(at.prompts, 0, 0) + shapes.work(heard, heard * pairs),
+        "drawing": shapes.work(rows * at.said, rows * at.said * pairs) + 2 * shapes.head * rows * at.said,
+    }
+
+
+def _update(recipe: Recipe, method: Method, shapes: Shapes, at: Lengths, gradients: int) -> dict[str, int]:
+    """Return what the largest micro-batch holds beside the states: behind the last layer, or in a layer."""
+    batch, size, layer = recipe.learner.batch, shapes.size, shapes.layer
+    per_update = -(-len(at.prompts) // batch.updates_per_rollout)
+    longest, limit = max(at.prompts), batch.micro_batch_tokens or 2**62
+    groups, rows = min(batch.micro_batch_groups, per_update), at.group_size
+    while groups > 1 and groups * (longest + rows * at.own) > limit:
+        groups -= 1
+    while rows > 1 and method.objective != "pairwise" and longest + rows * at.own > limit:
+        rows -= 1
+    asked, own = groups * longest, groups * rows * max(at.own - 1, 1)
+    one = own * layer.saved(size, norms=not shapes.adapted)
+    one += asked * layer.saved(size, own=False, norms=not shapes.adapted)
+    written = 0  # the scores of layers with a narrow window, which no flash kernel takes
+    if shapes.window is not None and shapes.sliding and longest + at.own > shapes.window:
+        written = SCORE * layer.heads * own * (longest + at.own)
+    inside = size * layer.wide * (asked + own)  # the gradient of a layer's widest part
+    outside = OUTSIDE * size * layer.hidden * (asked + own)
+    if recipe.policy.activation_offload and recipe.policy.device != "cpu":
+        kept, inside = 0, shapes.passing() * (asked + own)
+    elif recipe.policy.gradient_checkpointing:
+        kept = outside + size * layer.hidden * shapes.layer_count * (asked + own)
+        inside += one + written
+    else:  # the last layer's feed-forward block skips the prompts
+        kept = outside + shapes.layer_count * one - 4 * size * layer.wide * asked + shapes.sliding * written
+    if recipe.policy.train_vision and shapes.tower:
+        kept += max(at.patches) * groups * shapes.vision
+    head = 0 if shapes.adapted else size * shapes.head
+    logits = shapes.vocabulary * min(groups * rows * at.said, recipe.policy.logprob_chunk)
+    behind = max(LEARNT * logits, 4 * logits + head)
+    worst = kept + max(inside, behind)
+    if per_update <= groups and recipe.learner.optim.channels != "separate":
+        worst -= gradients  # they come as activations go
+    worst = max(worst, inside, 3 * head if shapes.tied else head)
+    shown = min(LEARNT * logits, worst)
+    return {"activations": worst - shown, "logits": shown}
+
+
+def _share_out(
+    held: dict[str, int], phase: str, recipe: Recipe, shapes: Shapes, gpus: int, sharded: bool
+) -> None:
     """Turn what one GPU would hold alone into what each holds.
 
-    FSDP2 gives each its part. It gathers all weights for the rollout, and later a layer when it is needed
-    (the next one in advance). DDP keeps all on each GPU, and its buckets hold gradients that stay, unless
-    they are summed in another type than the weights'.
+    FSDP2 gives each its part, and keeps gradients in the weights' type. It gathers all weights for the
+    rollout, and later a layer when it is needed, and the next one in advance; of one the gradients are whole
+    until they are scattered. DDP keeps all on each GPU, and its buckets hold gradients that stay, unless they
+    are summed in another type than the weights', or by channel.
     """
-    model, learning = step.policy.model, sum(p.nbytes for p in step.trainable)
-    summed = sum(p.numel() * p.grad_dtype.itemsize for p in step.trainable)
     if not sharded:
-        beside = step.gradients or summed > learning
-        held["gradients"] = learning + (held.get("gradients", 0) if beside else 0)
+        beside = shapes.learnt < 4 or recipe.learner.optim.channels == "separate"
+        held["gradients"] = shapes.learnt * shapes.learning + beside * held["gradients"]
         return
-    if "gradients" in held:  # FSDP2 keeps them in the weights' type
-        held["gradients"] = held["gradients"] * learning // summed
-    for item in SHARDED:
-        if item in held:
-            held[item] = -(-held[item] // gpus)
-    if phase == "optimiser":
-        held["activations"] = -(-held.get("activations", 0) // gpus)
-        return
-    held["gathered"] = sum(p.nbytes for p in model.parameters())
-    if phase not in ROLLOUT:
-        layers = getattr(step.policy.loaded.family.backbone(model), "layers", [])
-        sizes = [sum(p.nbytes for p in layer.parameters()) for layer in layers]
-        most = 3 if phase == "update" else 2  # and one layer's gradients until they are scattered
-        held["gathered"] += most * max(sizes, default=0) - sum(sizes)
+    held["gradients"] = held["gradients"] * shapes.learnt // 4
+    for item in ("weights", "reference", "gradients", "optimiser"):
+        held[item] = -(-held[item] // gpus)
+    outer, layer = shapes.every - shapes.decoder, shapes.decoder // shapes.layer_count
+    kept = 3 * layer if phase == "update" and shapes.layer_count > 3 else shapes.decoder
+    held["gathered"] = shapes.size * (outer + kept)
 
 
 GPU_GB = 80
@@ -444,7 +483,7 @@ GPU_GB = 80
 
 
 def engine_lines(recipe: Recipe, engine: EngineConfig, config: Mapping[str, Any]) -> list[str]:
-    """Say what training in another engine holds on each GPU, by arithmetic on shapes; no weight is read.
+    """Say what training in another engine holds on each GPU.
 
     Counted are verl's parts with FSDP2 and activation checkpoints: weights, gradients, AdamW's moments and
     the reference, shared out to all GPUs; the largest layers, gathered; the checkpoints and logits of a
@@ -471,30 +510,27 @@ def engine_lines(recipe: Recipe, engine: EngineConfig, config: Mapping[str, Any]
     sees = getattr(settings, "vision_config", None) is not None
     with torch.device("meta"):
         model: Any = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_config(settings)
-    text, size = settings.get_text_config(), 2 if policy.dtype == "bfloat16" else 4
-    every = sum(p.numel() for p in model.parameters())
-    tower = sum(p.numel() for name, p in model.named_parameters() if "visual" in name or "vision" in name)
-    learning = every if policy.train_vision else every - tower
+    at, size = Shapes.of(model, family_of(model)), 2 if policy.dtype == "bfloat16" else 4
+    learning = at.every if policy.train_vision else at.every - at.tower
     if policy.lora is not None:
         linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
         learning = policy.lora.rank * sum(m.in_features + m.out_features for m in linear)
     method = make_method(recipe.method.name, **recipe.method.options)
     refers = method.config.needs_reference and policy.lora is None
     kept = 4 if policy.master_weights else size
-    wide = text.vocab_size * text.hidden_size
     parts = {
-        "weights": kept * every / gpus,
+        "weights": kept * at.every / gpus,
         "gradients": kept * learning / gpus,
         "optimiser": 2 * kept * learning / gpus,
-        "reference": size * every / gpus if refers else 0,
-        "gathered": size * (2 * wide + 2 * (every - tower - 2 * wide) / text.num_hidden_layers),
-        "activations": size * tokens * text.hidden_size * (text.num_hidden_layers + 16),
-        "logits": (size + 4) * tokens * text.vocab_size,
+        "reference": size * at.every / gpus if refers else 0,
+        "gathered": size * (at.every - at.tower - at.decoder + 2 * at.decoder / at.layer_count),
+        "activations": tokens * (size * at.layer.hidden * at.layer_count + at.layer.saved(size)),
+        "logits": (size + 4) * tokens * at.vocabulary,
     }
-    total, server = sum(parts.values()) / 1e9, size * every / 1e9
+    total, server = sum(parts.values()) / 1e9, size * at.every / 1e9
     fits = "fits" if total < 0.9 * GPU_GB else "does NOT fit"
     return [
-        f"{every:,} parameters, of which {learning:,} learn, on {gpus} GPUs",
+        f"{at.every:,} parameters, of which {learning:,} learn, on {gpus} GPUs",
         f"tokens of a micro-batch on each GPU: {tokens:,}",
         f"GB on each GPU while it learns: {_sum(parts, 1e9, '.1f', 5e7)}",
         f"this {fits} into {GPU_GB} GB, of which a tenth is left to CUDA and allocators",

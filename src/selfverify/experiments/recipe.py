@@ -27,8 +27,8 @@ from selfverify.core.config import (
     SamplingConfig,
     Seed,
     StoppingConfig,
-    distributions,
     how_to_get,
+    with_distributions,
 )
 from selfverify.core.errors import ConfigError, FileError
 from selfverify.core.files import naming, write_text
@@ -268,11 +268,17 @@ def recipe_folder() -> Path:
 
 
 def builtin_recipes() -> dict[str, Path]:
-    """Return the files of the recipes of the package and of installed distributions, by name."""
-    more = [vars(module).get("RECIPES") for module in distributions().values()]
-    folders = [recipe_folder(), *filter(None, more)]
-    paths = [path for folder in folders for path in sorted(folder.glob("*.yaml"))]
-    return {path.stem: path for path in paths}
+    """Return the files of the recipes of the package and of installed distributions, by name.
+
+    Raises:
+        ConfigError: Two of them have one name.
+    """
+    return with_distributions(
+        "RECIPES",
+        "recipe",
+        recipe_folder(),
+        lambda folder: [(path.stem, path) for path in sorted(folder.glob("*.yaml"))],
+    )
 
 
 def recipe_summary(path: Path) -> str:

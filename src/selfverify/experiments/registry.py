@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from selfverify.agents.android.task import AndroidAgents
 from selfverify.agents.environment_task import EnvironmentAgents
-from selfverify.core.config import distributions, how_to_get
+from selfverify.core.config import how_to_get, with_distributions
 from selfverify.core.errors import ConfigError
 from selfverify.methods.adapo import AdaPO, AdaPOADPO
 from selfverify.methods.adpo import ADPO
@@ -59,14 +59,9 @@ def all_tasks() -> dict[str, type[Task]]:
     Raises:
         ConfigError: Two of them have one name.
     """
-    found, owners = dict(_OWN), dict.fromkeys(_OWN, "selfverify")
-    for owner, module in distributions().items():
-        for task in vars(module).get("TASKS", ()):
-            if task.name in found:
-                both = f"{owners[task.name]} and the distribution {owner}"
-                raise ConfigError(f"{both} both have a task {task.name!r}; remove one of them")
-            found[task.name], owners[task.name] = task, owner
-    return found
+    return with_distributions(
+        "TASKS", "task", _OWN.values(), lambda tasks: [(task.name, task) for task in tasks]
+    )
 
 
 TASKS = all_tasks()

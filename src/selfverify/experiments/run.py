@@ -17,14 +17,14 @@ from selfverify.core import ranks
 from selfverify.core.config import EvaluationConfig, SamplingConfig
 from selfverify.core.errors import ConfigError, __version__
 from selfverify.core.events import EVENTS_FILE
-from selfverify.core.files import held_by_another, make_output_folder, only_writer, require_held, write_json
+from selfverify.core.files import held_by_another, make_folder, only_writer, require_held, write_json
 from selfverify.core.jsonl_store import read_rows
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.data.preferences import read_verdicts
 from selfverify.evaluation.answerers import Answerer, make_answerer
 from selfverify.evaluation.evaluate import evaluate, write_gallery
 from selfverify.evaluation.samples import IMAGES, Progress, read_samples, timing_file
-from selfverify.experiments.recipe import Recipe, missing_packages, recipe_task, write_recipe
+from selfverify.experiments.recipe import RECIPE_FILE, Recipe, missing_packages, recipe_task, write_recipe
 from selfverify.experiments.registry import make_method
 from selfverify.methods.base import Method, StepCallback, Training
 from selfverify.methods.star import clear_iterations
@@ -50,7 +50,7 @@ def held_folder(folder: Path) -> Iterator[None]:
     with ExitStack() as held:
 
         def hold() -> None:
-            make_output_folder(folder)
+            make_folder(folder)
             held.enter_context(only_writer(folder))
 
         ranks.on_first(hold)
@@ -294,10 +294,10 @@ def train(
         folder = recipe.folder
         if replay is not None:
             ranks.on_first(lambda: _check_replay(replay, folder))
+        policy, task, method = build(recipe)  # what it refuses costs an earlier run nothing
         if not resume:
             ranks.on_first(lambda: clear_run(folder))
-        ranks.on_first(lambda: write_recipe(recipe, folder))
-        policy, task, method = build(recipe)
+        on_step = noting_recipe(recipe, folder, resume, on_step)
         exam = _exam(recipe, task)
         evaluated = method.measured or before is not None
 
@@ -318,6 +318,7 @@ def train(
             save_as="model",
             replay=replay,
         )
+        ranks.on_first(lambda: write_recipe(recipe, folder))
         if evaluated:
             weights = policy.whole(policy.fingerprint)
             ranks.on_first(lambda: _after_training(folder, recipe, exam, weights))
@@ -327,6 +328,34 @@ def train(
             found = {"before": before, "after": after, "settings": settings, "version": __version__}
             ranks.on_first(lambda: write_json(folder / "metrics.json", found))
         return folder
+
+
+def noting_recipe(
+    recipe: Recipe, folder: Path, resume: bool, on_step: StepCallback | None = None
+) -> StepCallback | None:
+    """Write the resolved recipe into a run's folder: at once, or after the first step of a run that goes on.
+
+    A run that is refused because of changed settings leaves the recipe that its folder was made by.
+
+    Returns:
+        What is to be called after each step, for `learn`.
+    """
+    if ranks.index():
+        return on_step
+    if not (resume and (folder / RECIPE_FILE).is_file()):
+        write_recipe(recipe, folder)
+        return on_step
+    noted = False
+
+    def stepped(*figures: Any) -> None:
+        nonlocal noted
+        if not noted:
+            write_recipe(recipe, folder)
+        noted = True
+        if on_step is not None:
+            on_step(*figures)
+
+    return stepped
 
 
 def of_phase(on_phase: Any, name: str) -> Progress | None:
@@ -398,8 +427,9 @@ def evaluate_recipe(
     start_processes(recipe)
     folder = output or recipe.folder / "eval"
     with held_folder(folder):
-        policy = make_answerer(settings)
         task = recipe_task(recipe, measured=True)
+        task.check_files(recipe.evaluation.split)
+        policy = make_answerer(settings)
         store = folder / "samples.jsonl"
         engine = recipe.sampling.engine if isinstance(policy, Policy) else "own"
         with measuring_engine(policy, recipe.sampling, recipe.evaluation.temperature):

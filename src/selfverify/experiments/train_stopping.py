@@ -41,7 +41,14 @@ from selfverify.evaluation.visual_metrics import (
 )
 from selfverify.experiments.command_config import TeacherConfig
 from selfverify.experiments.recipe import RECIPE_FILE, NamedConfig, Recipe, recipe_task, write_recipe
-from selfverify.experiments.run import clear_run, held_folder, of_phase, start_processes, train
+from selfverify.experiments.run import (
+    clear_run,
+    held_folder,
+    noting_recipe,
+    of_phase,
+    start_processes,
+    train,
+)
 from selfverify.experiments.visual_data import Way, branch_looks, collect_looks
 from selfverify.experiments.visual_sets import PAIRS, judge_looks, make_sets, read_pairs
 from selfverify.methods.base import StepCallback
@@ -134,6 +141,7 @@ class CappedLooks:
         start_processes(self.recipe)
         settings = self.recipe.policy.for_model(self.model) if self.model else self.recipe.policy
         folder, task = self.output or self.recipe.folder / LOOKING, self.task()
+        task.check_files(split)
         with held_folder(folder):
             rows = run_to_cap(
                 Policy.load(settings),
@@ -294,6 +302,7 @@ def train_stopping(
         )
     if ranks.count() > 1:
         raise ConfigError("stopping: conversations are held by one process; start one")
+    recipe_task(recipe).check_files("train")  # what it refuses costs an earlier run nothing
     folder = recipe.folder
     pairs = NamedConfig(name="pairs", options={"train": str(folder / LOOKS / PAIRS)})
     changed = {"task": pairs, "evaluation_task": {}, "stopping": None, "output": str(folder / VERIFIER)}
@@ -302,13 +311,15 @@ def train_stopping(
             clear_run(folder)
             for name in (LOOKS, VERIFIER, LOOKING):
                 shutil.rmtree(folder / name, ignore_errors=True)
-        write_recipe(recipe, folder)
+        on_step = noting_recipe(recipe, folder, resume, on_step)
         _make_pairs(recipe, how, on_phase)
         if data_only:
+            write_recipe(recipe, folder)
             return folder
         begun = (folder / VERIFIER / RECIPE_FILE).is_file()
         _note_pairs(folder, resume and begun)
         train(recipe.model_copy(update=changed), resume and begun, on_step, on_phase)
+        write_recipe(recipe, folder)
         if how.teacher is not None:
             return folder
         verifier = folder / VERIFIER / MODEL_FOLDER

@@ -393,7 +393,8 @@ def branch_looks(
                 numbers.append(number)
                 ids.update(f"{trace.id}\n".encode("utf-8", "replace"))
     if not lines:
-        raise DataError(f"{folder}: no collected trace is right and has a step to go on from")
+        why = "".join(f"; {count} problems: {index.named[kind]}" for kind, count in index.unusable.items())
+        raise DataError(f"{folder}: no collected trace is right and has a step to go on from{why}")
     school, keep = Teaching(recipe, task, teacher, samples), image_keeper(folder)
     hurry = f"\n{task.settings.answer_now}" if isinstance(task, VisualTask) else ANSWER_NOW
     words = {"branched": ("",), "induced": INDUCE, "hurried": (hurry,)}[way]

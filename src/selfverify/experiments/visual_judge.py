@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-import sqlite3
 import string
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from selfverify.clients.replies import text_of, usable_choices
 from selfverify.core import event_loop
 from selfverify.core.errors import ConfigError, DataError, ServerError
-from selfverify.core.files import differences
-from selfverify.core.jsonl_store import STRICT, JsonlStore, stream_journal, write_journal
+from selfverify.core.jsonl_store import STRICT, JsonlStore, open_journal, read_journal
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.command_config import TeacherConfig
 from selfverify.tasks.math import read_choice
+from selfverify.tasks.math_text import final_expression
 from selfverify.visual.traces import VisualTrace
 
 if TYPE_CHECKING:
@@ -48,14 +48,25 @@ _ASKED = (
     "Reply with one word: CORRECT or INCORRECT."
 )
 _WORD = re.compile(r"(?<![^\W_])(?:IN)?CORRECT(?![^\W_])")
-_FIRST = re.compile(r"[\W_]*(?:IN)?CORRECT[*_`]*\s*(?:[.,;!(\n-]|$)")
+_FIRST = re.compile(r"[\W_]*(?P<word>(?:IN)?CORRECT)[*_`]*\s*(?:[.,;!(\n-]|$)")
 """A verdict that reasons may follow; "correct answer" and '"correct": false' are none."""
 _LAST = re.compile(r"(?P<before>.*?)(?:IN)?CORRECT(?:[^\w?]|_)*")
 _HEDGED = re.compile(
-    r"\b(?:NOT|NO(?!,)|NEVER|CANNOT|\w+N['’]T|NEITHER|NOR|IF|WHETHER|"
-    r"HARDLY|BARELY|PART\w*|MOSTLY|NEARLY|ALMOST)\b"
+    r"\b(?:NOT|NO(?!,)|NON|NEVER|CANNOT|\w+N['’]T|NEITHER|NOR|LESS|IF|WHETHER|UNLESS|EXCEPT|ONLY|"
+    r"(?:ANY|NO)THING BUT|PERHAPS|POSSIBLY|DOUBT\w*|UNSURE|UNCLEAR|WRONG|FALSE|FAIL\w*|LACK\w*|FAR FROM|"
+    r"CLOSE|HARDLY|BARELY|SEMI|HALF|PART\w*|SOMEWHAT|MOSTLY|LARGELY|NEARLY|ALMOST|ROUGHLY)\b|"
+    r"\b(?:WOULD|COULD|MIGHT|MAY|SHOULD)\b[^,.;:]*$|\b(?:IN|UN)[\W_]*$|\bREFERENCE (?:IS|WAS)\W*$|"
+    r"[不没沒未非无無否错錯部半]"
 )
-_THOUGHTS = re.compile(r".*</think>", re.DOTALL)
+"""Words before a verdict that take it back, doubt it, or say it of something else."""
+_TAKEN_BACK = re.compile(
+    r"(?:[^\w.!]|_)*(?:BUT|ONLY|IN PART|PART\w*|IF|EXCEPT|UNLESS|(?:AL)?THOUGH|HOWEVER|NO|NOT|"
+    r"MOSTLY|NEARLY|ALMOST|HALF|WRONG|FALSE)\b"
+)
+"""The beginning of what takes a verdict back behind it, in the same sentence."""
+_ENDED = re.compile(r"[.!?:;。]\W*$")
+_FEW = 3
+"""Words of a line that belongs to the next one also where it ends as sentences do ("Partly.")."""
 _OF_ONE = (400, 413, 422)
 """Statuses with which a server refuses one prompt, such as one that is too long for it."""
 LONGEST_ANSWER = 20_000
@@ -70,7 +81,9 @@ _UNSPACED = re.compile(
 
 def asked_and_wanted(problem: Problem) -> dict[str, Any]:
     """Return all of a problem that a judge of answers has to know, in JSON's types."""
-    about = {"question": problem.meta.get("question"), "target": problem.target}
+    # As the row has it: a target that rules compare has lost its signs of money and its words around.
+    target = problem.meta.get("answer", problem.target)
+    about = {"question": problem.meta.get("question"), "target": target}
     about |= {name: problem.meta[name] for name in ("options", "alternatives") if problem.meta.get(name)}
     if further := [letter for letter in problem.meta.get("right", ()) if letter != problem.target]:
         about["alternatives"] = further  # options of one meaning
@@ -86,13 +99,13 @@ def settled_by_rules(about: Mapping[str, Any], answer: str | None) -> bool:
     target, options = about.get("target"), about.get("options")
     if not isinstance(target, str):
         return True
+    target, *others = (final_expression(one) or one for one in (target, *about.get("alternatives", ())))
     if options or _LETTER.fullmatch(target):
         return (
             answer is not None and read_choice(answer, options or dict.fromkeys("ABCDEFGH", "")) is not None
         )
     return answer is not None and all(
-        len(t.split()) == 1 and not _UNSPACED.search(t)
-        for t in (target, *about.get("alternatives", ()), answer)
+        len(t.split()) == 1 and not _UNSPACED.search(t) for t in (target, *others, answer)
     )
 
 
@@ -144,7 +157,7 @@ class OnAnswer:
 
 
 class Verdicts:
-    """A folder's verdicts by the prompt's number. They are kept on disk, however many there are.
+    """A folder's verdicts by the prompt's number.
 
     Args:
         path: The journal.
@@ -156,51 +169,37 @@ class Verdicts:
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
-        self._known = sqlite3.connect("")  # a file that is deleted when it is closed
-        self._known.execute("CREATE TABLE known (number INTEGER PRIMARY KEY, correct INTEGER)")
-        if settings is not None and not path.is_file():
-            write_journal(path, OnAnswer, settings, [])
-        if not path.is_file():
+        self.known: dict[int, bool | None] = {}
+        self._store: JsonlStore | None = None
+        if settings is not None:
+            self._store, self.known = open_journal(path, OnAnswer, settings, brief=_right)
+        elif path.is_file():
+            _, self.known = read_journal(path, OnAnswer, brief=_right)
+        else:
             raise ConfigError(f"{path.parent} has no {path.name}; `selfverify visual judge` makes it")
-        self._store = None if settings is None else JsonlStore(path)
-        found, rows = stream_journal(path, OnAnswer)
-        if settings is not None and (changed := differences(found, settings)):
-            raise ConfigError(
-                f"{path} was written under other settings: {'; '.join(changed)}. Set them back to go on with "
-                "it, or delete it to judge anew"
-            )
-        self._know(row for _, row in rows)
-
-    def _know(self, rows: Iterable[OnAnswer]) -> None:
-        lines = ((row.index, row.right) for row in rows)
-        self._known.executemany("INSERT OR REPLACE INTO known VALUES (?, ?)", lines)
-
-    def get(self, number: int) -> tuple[bool | None] | None:
-        """Return the verdict on a prompt, in a tuple; None where it was not asked."""
-        found = self._known.execute("SELECT correct FROM known WHERE number = ?", (number,)).fetchone()
-        return found if found is None or found[0] is None else (bool(found[0]),)
-
-    def any(self) -> bool:
-        """Whether a prompt was ever answered."""
-        return self._known.execute("SELECT 1 FROM known LIMIT 1").fetchone() is not None
 
     def add(self, rows: Sequence[OnAnswer]) -> None:
         """Append verdicts."""
         assert self._store is not None
         self._store.append(*map(asdict, rows))
-        self._know(rows)
+        self.known |= {row.index: row.right for row in rows}
 
     def decide(self, about: Mapping[str, Any], trace: VisualTrace) -> str:
         """Set whether a trace's answer is right, where rules do not say it; return why it cannot be known."""
         if settled_by_rules(about, trace.answer):
             return ""
-        found = self.get(number_of(judge_prompt(about, trace)))
-        if found is None:
+        number = number_of(judge_prompt(about, trace))
+        if number not in self.known:
             return "no model has judged the answer"
-        if found[0] is None:
+        right = self.known[number]
+        if right is None:
             return "the model that judged the answer said neither right nor wrong"
-        trace.rewards, trace.decider = trace.rewards | {"correct": float(found[0])}, "judge"
+        trace.rewards, trace.decider = trace.rewards | {"correct": float(right)}, "judge"
         return ""
+
+
+def _right(row: OnAnswer) -> bool | None:
+    return row.right
 
 
 @dataclass(slots=True)
@@ -262,32 +261,25 @@ def judge_answers(
             prompt = judge_prompt(about, trace)
             number = number_of(prompt)
             waiting.append((number, trace))
-            if len(prompt) <= LONGEST_ANSWER and verdicts.get(number) is None:
+            if len(prompt) <= LONGEST_ANSWER and number not in verdicts.known:
                 missing.setdefault(number, (trace.id, prompt))
         made, fault = event_loop.start(_ask_all(missing, judge, votes)).result() if missing else ([], None)
         verdicts.add(made)
-        if fault is not None and not made and (fault.status not in _OF_ONE or not verdicts.any()):
+        if fault is not None and not made and (fault.status not in _OF_ONE or not verdicts.known):
             raise fault
         found.again = found.again or (fault is not None and fault.retry)
         for number, trace in waiting:
-            _count(found, verdicts.get(number), trace, fault)
+            if number in verdicts.known:
+                right = verdicts.known[number]
+                found.right += right is True
+                found.wrong += right is False
+                found.neither += right is None
+                continue
+            found.unasked += 1
+            why = fault or f"question and answer are longer than {LONGEST_ANSWER:,} characters"
+            found.reason = found.reason or f"{trace.id}: {why}"
         on_batch()
     return found
-
-
-def _count(
-    found: JudgedLooks, verdict: tuple[bool | None] | None, trace: VisualTrace, fault: ServerError | None
-) -> None:
-    if verdict is None:
-        found.unasked += 1
-        why = fault or f"question and answer are longer than {LONGEST_ANSWER:,} characters"
-        found.reason = found.reason or f"{trace.id}: {why}"
-    elif verdict[0] is None:
-        found.neither += 1
-    elif verdict[0]:
-        found.right += 1
-    else:
-        found.wrong += 1
 
 
 async def _ask_all(
@@ -330,17 +322,35 @@ async def _ask(
 def read_verdict(said: str) -> bool | None:
     """Return a judge's verdict: its only word, else that of its last line; None where it says neither.
 
-    The word begins what was said, or ends its last line, and no word before it takes it back ("not correct").
-    Thoughts in a tag before it do not count; where they have no end, there is no verdict.
+    The word begins what was said, or ends its last line, and nothing in its phrase takes it back ("not
+    correct", "correct, but only in part"), also where the phrase is broken into lines. Thoughts in a tag
+    before it do not count; where they have no end, there is no verdict.
     """
-    text = _THOUGHTS.sub("", said).strip("`" + string.whitespace).upper()
-    last = text.splitlines()[-1] if text else ""
+    text = unicodedata.normalize("NFKC", said.rpartition("</think>")[2]).replace("\u00ad", "")
+    text = text.strip("`" + string.whitespace).upper()
     if "<THINK>" in text:
         return None
-    for part in (text, last):
+    *lines, last = [line for line in text.splitlines() if re.search(r"\w", line)] or [""]
+    phrase, ends = _phrase(lines), _LAST.fullmatch(last)
+    for part, before in ((text, ""), (last, phrase)):
         words = {match[0] for match in _WORD.finditer(part)}
-        if len(words) == 1:
-            ends = _LAST.fullmatch(last)
-            if _FIRST.match(part) or (ends and not _HEDGED.search(ends["before"])):
-                return words == {"CORRECT"}
+        begins = _FIRST.match(part)
+        if len(words) == 1 and (
+            (begins and not _HEDGED.search(before) and not _TAKEN_BACK.match(part, begins.end("word")))
+            or (ends and not _HEDGED.search(f"{phrase} {ends['before']}"))
+        ):
+            return words == {"CORRECT"}
     return None
+
+
+def _phrase(lines: Sequence[str]) -> str:
+    """What of these lines belongs to the sentence that goes on behind them."""
+    found = list[str]()
+    for line in reversed(lines):
+        ended = _ENDED.search(line) is not None
+        if ended and len(line.split()) > _FEW:
+            break
+        found.insert(0, line)
+        if ended:
+            break
+    return " ".join(found)

@@ -68,6 +68,14 @@ def is_adapted(model: Any) -> bool:
     return bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
+def _peft(needing: str) -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise ConfigError(f"{needing} needs peft: pip install 'selfverify[lora]'") from error
+    return peft
+
+
 def attach(model: Any, family: Family, settings: AdapterConfig, base: str, vision: bool) -> None:
     """Put a new adapter on all linear layers of the decoder, and of the tower if ``vision``; freeze the rest.
 
@@ -76,30 +84,18 @@ def attach(model: Any, family: Family, settings: AdapterConfig, base: str, visio
     Raises:
         ConfigError: peft is not installed, or ``settings.targets`` has a name that no linear layer has.
     """
-    try:
-        from peft import LoraConfig
-    except ImportError as error:
-        raise ConfigError("policy.lora needs peft: pip install 'selfverify[lora]'") from error
+    peft = _peft("policy.lora")
     names = _linear_layers(model, family, vision)
     present = {name.rsplit(".", 1)[-1] for name in names}
     unknown = [target for target in settings.targets if target not in present]
     if unknown or not present:
         raise ConfigError(
-            f"policy.lora.targets: the model has no linear layers named {', '.join(unknown)}; those that can "
-            f"have an adapter are named {', '.join(sorted(present))}"
-            if present
-            else "policy.lora: the model has no linear layers that can have an adapter"
+            f"policy.lora.targets: the model has no linear layers named {', '.join(unknown) or 'anything'}; "
+            f"those that can have an adapter are named {', '.join(sorted(present)) or 'nothing'}"
         )
-    if settings.targets:
-        names = [name for name in names if name.rsplit(".", 1)[-1] in settings.targets]
-    made = LoraConfig(
-        r=settings.rank,
-        lora_alpha=settings.alpha,
-        lora_dropout=settings.dropout,
-        target_modules=names,
-        bias="none",
-    )
-    _add(model, made, LEARNT, base)
+    wanted = [name for name in names if name.rsplit(".", 1)[-1] in (settings.targets or present)]
+    shape = {"r": settings.rank, "lora_alpha": settings.alpha, "lora_dropout": settings.dropout}
+    _add(model, peft.LoraConfig(**shape, target_modules=wanted), LEARNT, base)
     _refuse_odd_layers(model, "policy.lora")
 
 
@@ -110,18 +106,13 @@ def load_adapter(model: Any, folder: Path, base: str) -> None:
         ConfigError: peft is not installed, or the adapter is of a kind that cannot be merged here.
         CheckpointError: The adapter's weights do not fit the model.
     """
-    try:
-        from peft import PeftConfig
-    except ImportError as error:
-        raise ConfigError(
-            f"{folder} holds an adapter, which needs peft: pip install 'selfverify[lora]'"
-        ) from error
+    peft = _peft(f"{folder} holds an adapter, which")
     path = folder / CONFIG_FILE
     _refuse_unknown(path)
     try:
-        _add(model, PeftConfig.from_pretrained(folder), LEARNT, base)
         # The reference is the model with the adapter as it was loaded, and not the bare model.
-        _add(model, PeftConfig.from_pretrained(folder), START, base)
+        for name in (LEARNT, START):
+            _add(model, peft.PeftConfig.from_pretrained(folder), name, base)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: this adapter cannot be put on {base} ({error})") from error
     _refuse_odd_layers(model, str(path))
@@ -245,18 +236,6 @@ def adapts_tower(model: Any, family: Family) -> bool:
     """Whether the adapter changes what the vision tower computes."""
     tower = {id(p) for p in family.vision_parameters(model)}
     return any("lora_" in name and id(p) in tower for name, p in model.named_parameters())
-
-
-@torch.no_grad()
-def merge_into(model: Any, plain: Any) -> None:
-    """Add what the adapter of ``model`` learnt to the weights of ``plain``, the same model without one.
-
-    Raises:
-        ConfigError: See `merged_parameters`.
-    """
-    own = dict(plain.named_parameters())
-    for name, weight in merged_parameters(model):
-        own[name].copy_(weight)
 
 
 @torch.no_grad()

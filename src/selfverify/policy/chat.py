@@ -53,15 +53,16 @@ def reply_parts(reply: Observation, where: str) -> list[dict[str, Any]]:
         raise DataError(f"{where}: the reply's images are no list")
     if isinstance(reply.content, str):
         return [{"type": "text", "text": reply.content}]
-    if not isinstance(reply.content, list | tuple):
-        raise DataError(f"{where}: the reply's content is neither a text nor a list of parts")
-    for part in reply.content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "image" and not (kind == "text" and isinstance(part.get("text"), str)):
-            raise DataError(
-                f"{where}: the reply has a part that is neither an image nor a text: {str(part)[:100]}"
-            )
-    return list(reply.content)
+    parts: Any = reply.content
+    wrong: list[Any] = [parts]
+    if isinstance(parts, list | tuple):
+        wrong = [part for part in parts if not (_is_part(part) and part["type"] in ("text", "image"))]
+    if wrong:
+        raise DataError(
+            f"{where}: the reply's content has {str(wrong[0])[:100]}; it has to be a text or a list of "
+            "{'type': 'text', 'text': ...} and {'type': 'image'}"
+        )
+    return list(parts)
 
 
 def without_surrogates(text: str) -> str:
@@ -126,29 +127,25 @@ def check_template(loaded: Loaded) -> None:
     """Refuse a model without a chat template, or with one that is no jinja template.
 
     Raises:
-        ConfigError: It has none, or several of which none is the default, or one cannot be read.
+        ConfigError: It has none, or several of which none is the default, or one that is used (there may be
+            another for problems with tools) cannot be read.
     """
     tokenizer: Any = loaded.tokenizer
     remedy = f"put a right one into {tokenizer.name_or_path or 'its folder'} as chat_template.jinja"
-    found = tokenizer.chat_template
-    if not found:
+    try:
+        used = {tokenizer.get_chat_template(), tokenizer.get_chat_template(tools=[{}])}
+        if "" in used:
+            raise ValueError("it is empty")
+    except ValueError as error:
         raise ConfigError(
-            "policy.path: the model has no chat template, which makes prompts of messages; take one that was "
-            f"tuned to chat, or {remedy}"
-        )
-    named = found if isinstance(found, dict) else {"default": found}
-    if "default" not in named:
-        raise ConfigError(
-            f"policy.path: the model has the chat templates {', '.join(sorted(named))}, and none is called "
-            f"default; {remedy}"
-        )
-    for name, template in named.items():
+            f"policy.path: the model has no chat template, which makes prompts of messages ({error}); take "
+            f"one that was tuned to chat, or {remedy}"
+        ) from error
+    for template in used:
         try:
             tokenizer.apply_chat_template([_ASKED], chat_template=template, tokenize=False)
         except (TemplateSyntaxError, ImportError) as error:
-            raise ConfigError(
-                f"policy.path: the model's chat template {name!r} cannot be read: {error}; {remedy}"
-            ) from error
+            raise ConfigError(f"policy.path: its chat template cannot be read: {error}; {remedy}") from error
         except Exception:
             # It takes other messages than this one: problems will tell.
             continue
@@ -352,12 +349,13 @@ def _is_message(message: Any) -> bool:
     content = message.get("content")
     if not isinstance(content, list):
         return content is None or isinstance(content, str)
-    return all(
-        isinstance(part, dict)
-        and isinstance(part.get("type"), str)
-        and (part["type"] != "text" or isinstance(part.get("text"), str))
-        for part in content
-    )
+    return all(map(_is_part, content))
+
+
+def _is_part(part: Any) -> bool:
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        return False
+    return part["type"] != "text" or isinstance(part.get("text"), str)
 
 
 def _check_shown(problem: Problem, text: str) -> None:
@@ -476,17 +474,19 @@ class Opening:
         Returns:
             The text; None where the template changes what stands before it.
         """
-        if not self.continues:
+        if self.continues:
+            if role != "user":
+                return None
+            whole = chat_text(loaded, _continued(problem, parts or _MARKED))
+        else:
             shown = [{"role": role, "content": list(parts)}] if parts else []
             whole = chat_text(loaded, replace(problem, messages=[*problem.messages, *shown]))
-            return whole.removeprefix(self.prompt) if whole.startswith(self.prompt) else None
-        if role != "user":
-            return None
-        whole = chat_text(loaded, _continued(problem, parts or _MARKED))
         if not whole.startswith(self.prompt):
             return None
         rest = whole.removeprefix(self.prompt)
-        return BETWEEN + rest if parts else rest.removeprefix(_MARK)
+        if self.continues:
+            return BETWEEN + rest if parts else rest.removeprefix(_MARK)
+        return rest
 
 
 def find_opening(loaded: Loaded, problem: Problem) -> Opening:
@@ -500,13 +500,16 @@ def find_opening(loaded: Loaded, problem: Problem) -> Opening:
     reasons = []
     for continues in (False, True):
         try:
-            opening = _opening(loaded, problem, continues)
-        except TemplateRefusal as error:
-            reasons.append(error.reason)
-        else:
-            if opening is not None:
+            if continues:
+                prompt = chat_text(loaded, _continued(problem, _MARKED)).partition(_MARK)[0]
+            else:
+                prompt = chat_text(loaded, problem, begun=False)
+            opening = Opening(prompt, continues)
+            if _MARK in (opening.rest(loaded, problem, "user", _MARKED) or ""):
                 return opening
             reasons.append("it writes other text before what is shown")
+        except TemplateRefusal as error:
+            reasons.append(error.reason)
     chat_text(loaded, problem)  # what it refuses of every conversation is this problem's fault
     raise ConfigError(
         f"problem {problem.id}: with the model's chat template the environment cannot speak first. As a "
@@ -514,20 +517,10 @@ def find_opening(loaded: Loaded, problem: Problem) -> Opening:
     )
 
 
-def _opening(loaded: Loaded, problem: Problem, continues: bool) -> Opening | None:
-    """Return the opening of one kind; None where the template does not write the shown parts at its end."""
-    if not continues:
-        prompt = chat_text(loaded, problem, begun=False)
-        opening = Opening(prompt, continues)
-        return opening if _MARK in (opening.rest(loaded, problem, "user", _MARKED) or "") else None
+def _continued(problem: Problem, parts: Sequence[dict[str, Any]]) -> Problem:
+    """The problem with ``parts`` at the end of its last message, which has to be a user's."""
     if not problem.messages or problem.messages[-1]["role"] != "user":
         raise TemplateRefusal(problem.id, "the last message is not a user's")
-    prompt, marked, _ = chat_text(loaded, _continued(problem, _MARKED)).partition(_MARK)
-    return Opening(prompt, continues) if marked else None
-
-
-def _continued(problem: Problem, parts: Sequence[dict[str, Any]]) -> Problem:
-    """The problem with ``parts`` at the end of its last message."""
     *before, last = problem.messages
     content = [*content_parts(last["content"]), *parts]
     return replace(problem, messages=[*before, {**last, "content": content}])

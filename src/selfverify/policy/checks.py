@@ -173,13 +173,17 @@ def sharing_agrees(forward: Forward, head: Head, prompts: Sequence[Prompt], batc
             if gap <= TOLERANCE.get(model.dtype, 1e-4):
                 return True
             reason = f"log-probs with a shared prompt differ from the plain forward by {gap:.2g}"
+    return _sharing_is_off(model, reason)
+
+
+def _sharing_is_off(model: Any, reason: str) -> bool:
+    """Say so in a warning, and return that prompts do not agree."""
     logger.warning(
         "prompts cannot be shared by models of type %r (%s); sharing is off for this model: each sample has "
         "its prompt to itself, in sampling and in learning. Results stay exact, but both become several "
-        "times slower and take more memory. Please report the model.",
-        model.config.model_type,
-        reason,
-    )
+        "times slower and take more memory. Please report the model, the device and the version of torch.",
+        model.config.model_type, reason,
+    )  # fmt: skip
     return False
 
 
@@ -278,13 +282,7 @@ def gradients_agree(forward: Forward, head: Head, prompt: Prompt, batch: Continu
         if gap <= GRADIENT_TOLERANCE.get(forward.model.dtype, 1e-3):
             return True
         reason = f"gradients with a shared prompt differ from the plain ones by {gap:.2g} of their norm"
-    logger.warning(
-        "%s: %s; sharing is off for this model, which makes it several times slower. Please report the "
-        "model, the device and the version of torch.",
-        forward.model.config.model_type,
-        reason,
-    )
-    return False
+    return _sharing_is_off(forward.model, reason)
 
 
 def _embedding_gradient(

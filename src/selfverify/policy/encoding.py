@@ -267,12 +267,19 @@ class Encoder:
         Raises:
             DataError: The image cannot be read, or the processor refuses it.
         """
+        family, model, processor = self.loaded.family, self.loaded.model, self.loaded.image_processor
         rgb = self.rgb(image, problem_id)
-        several = several and self.loaded.family.splits_single_images
-        key = _content_key(rgb, several)
-        found = self._images.get(key)
-        if found is None:
-            found = self._preprocess(key, rgb, problem_id, several)
+        several = several and family.splits_single_images
+        digest = hashlib.blake2b(repr((rgb.size, several)).encode(), digest_size=16)
+        digest.update(rgb.tobytes())
+        key = digest.hexdigest()
+        if (found := self._images.get(key)) is None:
+            try:
+                tensors = family.preprocess(processor, rgb, several)
+                text = family.text(model, self.loaded.tokenizer, processor, tensors)
+            except (ValueError, RuntimeError) as error:
+                raise DataError(f"problem {problem_id}: an image of {rgb.size}: {error}") from error
+            found = ImageInput(key, tensors, text, text.count(self._placeholder()))
             self._images.put(key, found)
         return found
 
@@ -290,15 +297,6 @@ class Encoder:
         if 0 in rgb.size:
             raise DataError(f"problem {problem_id}: an image of {rgb.size} has no pixels")
         return rgb
-
-    def _preprocess(self, key: str, rgb: Image, problem_id: str, several: bool) -> ImageInput:
-        family, model, tokenizer = self.loaded.family, self.loaded.model, self.loaded.tokenizer
-        try:
-            tensors = family.preprocess(self.loaded.image_processor, rgb, several)
-            text = family.text(model, tokenizer, self.loaded.image_processor, tensors)
-        except (ValueError, RuntimeError) as error:
-            raise DataError(f"problem {problem_id}: an image of {rgb.size}: {error}") from error
-        return ImageInput(key, tensors, text, text.count(self._placeholder()))
 
     def _placeholder(self) -> str:
         token: str = self.loaded.tokenizer.convert_ids_to_tokens(
@@ -523,10 +521,3 @@ def longest_row(model: Any) -> int | None:
         return min(limit for limit in first if limit is not None)
     # Other scaled rotary positions reach further than max_position_embeddings says.
     return None if "factor" in str(rope) else longest
-
-
-def _content_key(rgb: Image, several: bool) -> str:
-    """Return a digest of an image's pixels."""
-    digest = hashlib.blake2b(repr((rgb.size, several)).encode(), digest_size=16)
-    digest.update(rgb.tobytes())
-    return digest.hexdigest()

@@ -56,6 +56,8 @@ class Family:
     """Whether the tokens of one image attend to each other in both directions."""
     splits_single_images = False
     """Whether an image is split into tiles only where it is its prompt's only one."""
+    processing: Mapping[str, Any] = {}
+    """What the image processor is told beside the image."""
 
     def backbone(self, model: Any) -> Any:
         """The decoder that maps embeddings to hidden states.
@@ -88,7 +90,7 @@ class Family:
 
     def preprocess(self, processor: Any, image: Image, several: bool) -> dict[str, Tensor]:
         """Make tensors of one image. ``several`` says that its prompt has others (`splits_single_images`)."""
-        return dict(processor(images=[image], return_tensors="pt"))
+        return dict(processor(images=[image], return_tensors="pt", **self.processing))
 
     def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Tensor]) -> str:
         """Return the text that stands for an image in a prompt: placeholders, and marks around them."""
@@ -433,13 +435,10 @@ class Idefics3(VisionFamily):
     """
 
     tower = ("vision_model", "connector")
+    processing = {"return_row_col_info": True}
 
     def marks(self, model: Any, tokenizer: Any) -> list[str]:
         return [*super().marks(model, tokenizer), AROUND, GLOBAL]
-
-    def preprocess(self, processor: Any, image: Image, several: bool) -> dict[str, Any]:
-        made = processor(images=[[image]], return_tensors="pt", return_row_col_info=True)
-        return dict(made)
 
     def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Any]) -> str:
         """Return the tiles' placeholders row by row, then those of the whole image."""
@@ -472,6 +471,8 @@ class Gemma3(VisionFamily):
     """
 
     bidirectional_images = True
+    processing = {"do_pan_and_scan": False}
+    """It would add crops, and is off by default."""
 
     def slot(self, model: Any, tokenizer: Any) -> str:
         token: str = tokenizer.boi_token
@@ -479,11 +480,6 @@ class Gemma3(VisionFamily):
 
     def marks(self, model: Any, tokenizer: Any) -> list[str]:
         return [*super().marks(model, tokenizer), tokenizer.boi_token, tokenizer.eoi_token]
-
-    def preprocess(self, processor: Any, image: Image, several: bool) -> dict[str, Tensor]:
-        """Prepare an image without pan-and-scan, which would add crops and is off by default."""
-        made = processor(images=[[image]], return_tensors="pt", do_pan_and_scan=False)
-        return {"pixel_values": made["pixel_values"]}
 
     def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Tensor]) -> str:
         inside = tokenizer.convert_ids_to_tokens(self.placeholder(model)) * model.config.mm_tokens_per_image
@@ -514,12 +510,11 @@ class InternVL(VisionFamily):
     Tiles of equal size stand between a start and an end mark.
     """
 
+    processing = {"crop_to_patches": True}
+    """As the family's processor class asks for, not as the folder says."""
+
     def marks(self, model: Any, tokenizer: Any) -> list[str]:
         return [*super().marks(model, tokenizer), tokenizer.start_image_token, tokenizer.end_image_token]
-
-    def preprocess(self, processor: Any, image: Image, several: bool) -> dict[str, Tensor]:
-        """Cut images into tiles as the family's processor class asks for, not as the folder says."""
-        return dict(processor(images=[image], return_tensors="pt", crop_to_patches=True))
 
     def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Tensor]) -> str:
         vision = model.config.vision_config
@@ -635,8 +630,6 @@ def lengthened(model: Any, tensors: dict[str, Tensor], prompt: int, length: int)
 
 
 log = logging.getLogger(__name__)
-
-__all__ = ["FAMILIES", "Family", "ImageInput", "Unknown", "VisionFamily", "family_of"]
 
 FAMILIES: dict[str, type[Family]] = {
     "gemma3": Gemma3,

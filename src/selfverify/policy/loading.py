@@ -26,7 +26,7 @@ from transformers import (
 )
 from transformers.utils import CONFIG_NAME, cached_file
 
-from selfverify.core.config import distributions, how_to_get
+from selfverify.core.config import how_to_get, with_distributions
 from selfverify.core.errors import CheckpointError, ConfigError, FileError
 from selfverify.core.files import naming, require_held
 from selfverify.core.policy_config import PolicyConfig, is_served
@@ -155,20 +155,12 @@ def builtin_policies() -> dict[str, Path]:
     Raises:
         ConfigError: Two of them have one name.
     """
-    places: dict[str, Path | None] = {"selfverify": BUILTIN}
-    for name, module in distributions().items():
-        places[f"the distribution {name}"] = vars(module).get("WEIGHTS")
-    found: dict[str, Path] = {}
-    owners: dict[str, str] = {}
-    for owner, place in places.items():
-        for path in sorted(place.glob("*/config.json")) if place is not None else ():
-            name = path.parent.name
-            if name in found:
-                raise ConfigError(
-                    f"{owners[name]} and {owner} both have a policy builtin:{name}; remove one of them"
-                )
-            found[name], owners[name] = path.parent, owner
-    return found
+    return with_distributions(
+        "WEIGHTS",
+        "built-in policy",
+        BUILTIN,
+        lambda place: [(path.parent.name, path.parent) for path in sorted(place.glob("*/config.json"))],
+    )
 
 
 def _packaged(path: str, package: str) -> str:
@@ -219,21 +211,17 @@ def pick_device(wanted: str) -> torch.device:
     if wanted == "cuda" and torch.cuda.is_available():
         # A launcher may show each process its own device alone. accelerate counts in the same way.
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    found = torch.accelerator.current_accelerator(check_available=True)
+    counts = {"cpu": 1} | ({found.type: torch.accelerator.device_count()} if found is not None else {})
     try:
         device = torch.device(wanted)
     except RuntimeError:
         device = None
-    if device is None or (device.type != "cpu" and (device.index or 0) >= _devices(device.type)):
+    if device is None or (device.index or 0) >= counts.get(device.type, 0):
         raise ConfigError(
             f"policy.device={wanted}: this machine has no such device; say auto, cpu, cuda or cuda:N"
         )
     return device
-
-
-def _devices(kind: str) -> int:
-    """Return how many devices of a kind beside the CPU there are."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return torch.accelerator.device_count() if found is not None and found.type == kind else 0
 
 
 def _load_processor(source: _Source, config: PolicyConfig, family: Family) -> Any:

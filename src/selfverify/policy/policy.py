@@ -44,7 +44,7 @@ from selfverify.policy.forward import Forward
 from selfverify.policy.kv_sessions import GivenUp, KVSession, SharedKVSession, TokenCallback
 from selfverify.policy.loading import Loaded, load
 from selfverify.policy.packing import Continuations, RaggedTokens
-from selfverify.policy.recomputing_sessions import Engine, RecomputingSession, Unshared
+from selfverify.policy.recomputing_sessions import Engine, RecomputingSession, sample_apart
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -110,7 +110,7 @@ class ModuleRunner:
 
     Args:
         model: The model.
-        root: The module that is wrapped where several processes train.
+        root: The module that is wrapped where several processes train; the trainer puts the wrapper here.
         adapter: With which adapter it computes, where it has one.
     """
 
@@ -184,7 +184,6 @@ class Policy:
         self._head_is_checked = False
         self._checked_plain: set[bool] = set()
         """Of prompts without images and with some, those whose plain forward is checked."""
-        self._unshared = Unshared(config.path)
         self.cache = None if config.train_vision else ByteCache(config.vision_cache_mb, tensor_bytes)
         self._hold(loaded)
         self.engine: Engine | None = None
@@ -278,7 +277,7 @@ class Policy:
         reference = copy.copy(self)
         reference.engine = None
         if adapters.is_adapted(self.model):
-            reference.running = ModuleRunner(self.model, self.root, "start")
+            reference.running = ModuleRunner(self.model, self.running.root, "start")
             return reference
         model = copy.deepcopy(self.loaded.model).eval()
         model.requires_grad_(False)
@@ -299,7 +298,7 @@ class Policy:
         if self.cache is not None and adapters.adapts_tower(self.model, self.loaded.family):
             base.cache = ByteCache(self.config.vision_cache_mb, tensor_bytes)
             base.forward = Forward(self.loaded, base.cache, self.config.prefill_chunk)
-        base.running = ModuleRunner(self.model, self.root, "off")
+        base.running = ModuleRunner(self.model, self.running.root, "off")
         return base
 
     def save(self, folder: Any, weights: dict[str, Tensor] | None = None) -> None:
@@ -327,7 +326,9 @@ class Policy:
             raise ConfigError("this policy has no adapter to merge")
         base = self.model.peft_config[adapters.LEARNT].base_model_name_or_path
         plain = Policy.load(self.config.for_model(base))
-        adapters.merge_into(self.model, plain.model)
+        own = plain.model.state_dict()
+        for name, weight in adapters.merged_parameters(self.model):
+            own[name].copy_(weight)
         with self.running.evaluating():
             banned = self._banned()
             self.inside(lambda: check_merged(self.forward, plain.forward, banned, self.config.path))
@@ -400,8 +401,10 @@ class Policy:
         if not prompts:
             return []
         if not self._shares():
-            voice, own = self.voice(sampling), self._unshared
-            return self.running.infer(lambda: own.sample(self.forward, voice, prompts, seeds, self.logprobs))
+            voice = self.voice(sampling)
+            return self.running.infer(
+                lambda: sample_apart(self.forward, voice, prompts, seeds, self.logprobs)
+            )
         threads = SharedKVSession(self.forward, self.voice(sampling), prompts, seeds, self.running.infer)
         places = [(b, g) for b in range(len(prompts)) for g in range(sampling.group_size)]
         said = threads.generate(dict.fromkeys(places, 0), more=False, given_up=given_up, watcher=watcher)
@@ -442,16 +445,6 @@ class Policy:
             for ids in (self.stop_tokens, self.suppressed_tokens)
         )
         return TokenSampler(self.head, sampling, stop, suppressed, self.config.path)
-
-    @property
-    def root(self) -> nn.Module:
-        """The module that is wrapped where several processes train; every computation of the model runs
-        inside it."""
-        return self.running.root
-
-    @root.setter
-    def root(self, root: nn.Module) -> None:
-        self.running.root = root
 
     def inside(self, run: Callable[[], T]) -> T:
         return self.running.inside(run)

@@ -1,13 +1,12 @@
 """Sampling where prompts are not shared: by vLLM, and by model families that share none.
 
-`RecomputingSession` has conversations that each have a prompt of their own, for both. `Unshared` samples for
-such families: each sample has its own keys and values. An `Engine`, such as vLLM, samples in place of our own
-decoder while a policy is trained.
+`RecomputingSession` has conversations that each have a prompt of their own, for both. `sample_apart` samples
+for such families: each sample has its own keys and values. An `Engine`, such as vLLM, samples in place of our
+own decoder while a policy is trained.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -22,7 +21,7 @@ from selfverify.policy.checks import refused_above
 from selfverify.policy.decoding import Sample, TokenSampler, derived_seed, require_finite, uniform_draws
 from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.forward import Forward
-from selfverify.policy.packing import Continuation, Continuations
+from selfverify.policy.packing import Continuation
 
 
 class RecomputingSession:
@@ -113,94 +112,70 @@ class RecomputingSession:
         self._longer[place] = self._extend(self._longer.get(place, self.prompts[place[0]]), piece)
 
 
-logger = logging.getLogger(__name__)
-
 _COMPARED = 64
 """Tokens of a sample whose log-probabilities are compared with those of a forward pass."""
 
 
-class Unshared:
-    """Samples prompt by prompt; what a sample draws is what shared prompts would let it draw.
+@torch.no_grad()
+def sample_apart(
+    forward: Forward,
+    voice: TokenSampler,
+    prompts: Sequence[Prompt],
+    seeds: Sequence[int],
+    logprobs: Callable[..., Tensor],
+) -> list[list[Sample]]:
+    """Sample prompt by prompt, by transformers' own cache: what shared prompts would let a sample draw.
 
-    Transformers' own caches keep what a model has read. In every call two samples are compared with one
-    forward pass over them. Where a model's cache gives other numbers, what has been read is read again for
-    every token from then on.
+    In every call two samples are compared with one forward pass over them.
 
     Args:
-        path: The name of the model in errors.
+        forward: The forward passes of a model in evaluation mode.
+        voice: How it speaks.
+        prompts: B prompts.
+        seeds: One per prompt.
+        logprobs: `Policy.logprobs`.
+
+    Returns:
+        B lists of G samples.
+
+    Raises:
+        ConfigError: Samples have other log-probabilities in a forward pass: the model's cache keeps
+            something else than what was read.
+        SamplingError: The model's logits are not finite.
     """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._keeps = True
-
-    @torch.no_grad()
-    def sample(
-        self,
-        forward: Forward,
-        voice: TokenSampler,
-        prompts: Sequence[Prompt],
-        seeds: Sequence[int],
-        logprobs: Callable[..., Tensor],
-    ) -> list[list[Sample]]:
-        """Return B lists of G samples.
-
-        Args:
-            forward: The forward passes of a model in evaluation mode.
-            voice: How it speaks.
-            prompts: B prompts.
-            seeds: One per prompt.
-            logprobs: `Policy.logprobs`.
-
-        Raises:
-            ConfigError: Samples have other log-probabilities in a forward pass.
-            SamplingError: The model's logits are not finite.
-        """
-        model, kind = forward.model, forward.model.config.model_type
-        groups = [self._draw(forward, voice, *pair) for pair in zip(prompts, seeds, strict=True)]
-        require_finite((sample for group in groups for sample in group), self.path)
-        few = groups[0][:2]
-        tokens = [sample.tokens[:_COMPARED] for sample in few]
-        [values] = logprobs(prompts[:1], [tokens], temperature=voice.sampling.temperature).tolist()
-        gaps = [
-            abs(drawn - value)
-            for sample, row in zip(few, values, strict=True)
-            for drawn, value in zip(sample.logprobs, row, strict=False)
-        ]
-        gap = sum(gaps) / len(gaps)
-        if gap <= refused_above(model):
-            return groups
-        if not self._keeps:
-            raise ConfigError(
-                f"policy.path={self.path}: models of type {kind!r} give what they sample other log-probs in "
-                f"one forward pass (on average by {gap:.2g}), so that training on samples would be wrong; "
-                "take a model of docs/models.md"
-            )
-        logger.warning(
-            "transformers' cache gives samples of models of type %r other log-probs than a forward pass does "
-            "(on average by %.2g). From here on each token takes a forward pass over all that stands before "
-            "it: samples stay exact, but take much longer.",
-            kind,
-            gap,
+    groups = [_draw(forward, voice, *pair) for pair in zip(prompts, seeds, strict=True)]
+    require_finite((sample for group in groups for sample in group), voice.name)
+    few = groups[0][:2]
+    tokens = [sample.tokens[:_COMPARED] for sample in few]
+    [values] = logprobs(prompts[:1], [tokens], temperature=voice.sampling.temperature).tolist()
+    gaps = [
+        abs(drawn - value)
+        for sample, row in zip(few, values, strict=True)
+        for drawn, value in zip(sample.logprobs, row, strict=False)
+    ]
+    gap = sum(gaps) / len(gaps)
+    if not gap <= refused_above(forward.model):
+        raise ConfigError(
+            f"policy.path={voice.name}: models of type {forward.model.config.model_type!r} give what they "
+            f"sample by transformers' cache other log-probs in one forward pass (on average by {gap:.2g}), "
+            "so that training on samples would be wrong; take a model of docs/models.md"
         )
-        self._keeps = False
-        return self.sample(forward, voice, prompts, seeds, logprobs)
+    return groups
 
-    def _draw(self, forward: Forward, voice: TokenSampler, prompt: Prompt, seed: int) -> list[Sample]:
-        """Draw the samples of a prompt."""
-        steps, room = voice.sampling.max_new_tokens, longest_row(forward.model)
-        if room is not None:
-            # A model with learned positions has none beyond its context.
-            steps = max(1, min(steps, room - len(prompt.ids)))
-        draws = [uniform_draws(seed, sample, 0, steps) for sample in range(voice.sampling.group_size)]
-        said = _Said(voice, torch.stack(draws).to(forward.device))
-        if not self._keeps:
-            _read_again(forward, prompt, said)
-        elif forward.family.shares_prompts and forward.family.placeholder(forward.model) is not None:
-            _continue(forward, prompt, said)
-        else:
-            _generate(forward, prompt, said)
-        return said.samples()
+
+def _draw(forward: Forward, voice: TokenSampler, prompt: Prompt, seed: int) -> list[Sample]:
+    """Draw the samples of a prompt."""
+    steps, room = voice.sampling.max_new_tokens, longest_row(forward.model)
+    if room is not None:
+        # A model with learned positions has none beyond its context.
+        steps = max(1, min(steps, room - len(prompt.ids)))
+    draws = [uniform_draws(seed, sample, 0, steps) for sample in range(voice.sampling.group_size)]
+    said = _Said(voice, torch.stack(draws).to(forward.device))
+    if forward.family.shares_prompts and forward.family.placeholder(forward.model) is not None:
+        _continue(forward, prompt, said)
+    else:
+        _generate(forward, prompt, said)
+    return said.samples()
 
 
 class _Said(LogitsProcessor):
@@ -303,19 +278,6 @@ def _continue(forward: Forward, prompt: Prompt, said: _Said) -> None:
             )
         hidden_gh = hidden_g1h[:, 0]
         place += 1
-
-
-def _read_again(forward: Forward, prompt: Prompt, said: _Said) -> None:
-    """Let ``said`` say all it can, by a forward pass over the whole row for every token."""
-    rows: list[list[int]] = [[] for _ in said.draws_gt]
-    while True:
-        # The token in the last place is predicted, and not read.
-        batch = Continuations.stack([[[*row, 0] for row in rows]], 0, forward.device)
-        chosen_g = said.draw(said.voice.head.logits(forward.hidden_plain([prompt], batch)[0, :, -1]))
-        if said.is_done:
-            return
-        for row, token in zip(rows, chosen_g.tolist(), strict=True):
-            row.append(token)
 
 
 class Engine(Protocol):

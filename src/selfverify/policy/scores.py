@@ -100,9 +100,8 @@ def _read(
         ]
         for group in prefixes
     ]
-    rows = [[(g, list(prefix.tokens)) for g, prefix in group] for group in given]
     results: list[list[ScoreReading | None]] = [[None] * len(group) for group in prefixes]
-    if not any(rows):
+    if not any(given):
         return results
     continuations = [
         [Continuation([*prefix.tokens, *path, 0], prefix.images) for _, prefix in group for path in paths]
@@ -113,8 +112,8 @@ def _read(
     for path, node in branchings:
         slot = next(i for i, p in enumerate(paths) if p[: len(path)] == path)
         places = {
-            (b, g): (b, n * len(paths) + slot, len(prefix) + len(path))
-            for b, group in enumerate(rows)
+            (b, g): (b, n * len(paths) + slot, len(prefix.tokens) + len(path))
+            for b, group in enumerate(given)
             for n, (g, prefix) in enumerate(group)
         }
         states = hidden[torch.tensor(list(places.values()), device=hidden.device).unbind(-1)]

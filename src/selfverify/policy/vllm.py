@@ -25,6 +25,7 @@ from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
+from packaging.version import Version
 from torch import nn
 
 from selfverify.core import ranks
@@ -40,7 +41,7 @@ from selfverify.policy.policy import Policy
 INSTALL = "pip install 'selfverify[vllm]'"
 BANNED = -100.0
 """vLLM's most negative logit bias: e**-100 is never drawn. JSON, which goes to a server, has no infinity."""
-SPEAKS_TO = {"1.16": ("0.22", "0.31")}
+SPEAKS_TO = {"1.16": ((0, 22), (0, 31))}
 """The first and the last version of vLLM that a version of TRL works with. vLLM 0.32 renames fields of its
 server's log-probs, which TRL 1.16 then does not find."""
 
@@ -67,15 +68,11 @@ def _check_version(found: str, which: str, help: str) -> None:
     if trl not in SPEAKS_TO:
         return  # newer than this module: TRL warns by itself of versions that it does not know
     first, last = SPEAKS_TO[trl]
-    if not _minor(first) <= _minor(found) <= _minor(last):
+    if not first <= Version(found).release[:2] <= last:
+        works = " to ".join(f"{major}.{minor}" for major, minor in (first, last))
         raise ConfigError(
-            f"sampling.engine=vllm: {which} is {found}, and TRL {trl} works with {first} to {last}: {help}"
+            f"sampling.engine=vllm: {which} is {found}, and TRL {trl} works with {works}: {help}"
         )
-
-
-def _minor(version: str) -> tuple[int, int]:
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)
 
 
 def start_generation(policy: Policy, accelerator: Accelerator, settings: VLLMConfig) -> Any:
@@ -87,7 +84,8 @@ def start_generation(policy: Policy, accelerator: Accelerator, settings: VLLMCon
     from trl.generation.vllm_generation import VLLMGeneration
 
     model, family = policy.model, policy.loaded.family
-    try:
+    # TRL, requests and NCCL each raise their own types, some of them plain `Exception`.
+    with _failing_as(ConfigError, "sampling.vllm: vLLM cannot be reached: {}"):
         generation = VLLMGeneration(
             model=_Merged(model) if adapters.is_adapted(model) else model,
             accelerator=accelerator,
@@ -105,11 +103,6 @@ def start_generation(policy: Policy, accelerator: Accelerator, settings: VLLMCon
         client = getattr(generation, "vllm_client", None)  # the first process alone has one
         if client is not None:
             _check_server(client, settings.dtype or str(model.dtype).removeprefix("torch."))
-    except SelfVerifyError:
-        raise
-    except Exception as error:
-        # TRL, requests and NCCL each raise their own types, some of them plain `Exception`.
-        raise ConfigError(f"sampling.vllm: vLLM cannot be reached: {error}") from error
     place = generation._place_features
 
     def place_checked(features: dict[str, Any] | None, ids: list[int]) -> Any:
@@ -168,16 +161,18 @@ class _Merged(nn.Module):
         return adapters.merged_parameters(self.adapted)
 
 
+FAILED = "vLLM has failed: {}; resume from the newest checkpoint"
+
+
 @contextmanager
-def _named_failures() -> Iterator[None]:
+def _failing_as(error_class: type[SelfVerifyError], text: str) -> Iterator[None]:
+    """Turn errors of other libraries into one of ours, named in ``text``."""
     try:
         yield
     except SelfVerifyError:
         raise
     except Exception as error:
-        raise SamplingError(
-            f"vLLM has failed: {type(error).__name__}: {error}; resume from the newest checkpoint"
-        ) from error
+        raise error_class(text.format(f"{type(error).__name__}: {error}")) from error
 
 
 class VLLMEngine:
@@ -223,7 +218,7 @@ class VLLMEngine:
         """
         if not self.stale:
             return
-        with _named_failures():
+        with _failing_as(SamplingError, FAILED):
             self._generation.sync_weights()
             client = getattr(self._generation, "vllm_client", None)
             if self._knows_images and client is not None:
@@ -254,7 +249,7 @@ class VLLMEngine:
         g, generation = sampling.group_size, self._generation
         generation.temperature, generation.top_p = sampling.temperature, sampling.top_p
         generation.max_completion_length = sampling.max_new_tokens
-        with _named_failures():
+        with _failing_as(SamplingError, FAILED):
             read, written, logprobs, _ = generation.generate(
                 prompts=[row for row in rows for _ in range(g)],
                 images=[row for row in images for _ in range(g)] if any(images) else None,

@@ -18,7 +18,7 @@ from selfverify.evaluation.breakdown import SHOWN, tabulate
 from selfverify.evaluation.headline import READINGS
 from selfverify.evaluation.metrics import COLUMNS, tabulate_errors
 from selfverify.evaluation.samples import StoredSample
-from selfverify.reports import charts, plots
+from selfverify.reports import charts
 from selfverify.reports.film import PageImages, agent_film, answer_text, call_text, film_of_trace, signed
 from selfverify.reports.gallery import KINDS, agent_gallery, gallery, has_agents
 from selfverify.reports.run_data import (
@@ -69,7 +69,7 @@ def write_report(
     runs = [load_run(Path(folder)) for folder in folders]
     names = [run.name for run in runs]
     for index, (run, folder) in enumerate(zip(runs, folders, strict=True)):
-        run.colour = plots.RUN_COLOURS[index % len(plots.RUN_COLOURS)]
+        run.colour = charts.RUN_COLOURS[index % len(charts.RUN_COLOURS)]
         if names.count(run.name) > 1:
             run.name = str(folder)
     images = PageImages()
@@ -136,7 +136,7 @@ def write_agent_page(
 
 def _write_page(out: str | Path, template: str, images: PageImages, **shown: Any) -> Path:
     """Write a page that a template makes of what is shown."""
-    page = _templates().get_template(template).render(images=images.kept, palette=plots.PALETTE, **shown)
+    page = _templates().get_template(template).render(images=images.kept, palette=charts.PALETTE, **shown)
     out = Path(out)
     make_folder(out.parent)
     write_text(out, page)
@@ -190,7 +190,7 @@ def write_overview(run_dir: str | Path, png_path: str | Path) -> Path:
         )
     png_path = Path(png_path)
     make_folder(png_path.parent)
-    write_bytes(png_path, plots.overview(curves, scores))
+    write_bytes(png_path, charts.overview(curves, scores))
     return png_path
 
 

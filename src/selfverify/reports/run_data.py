@@ -24,12 +24,14 @@ from selfverify.core.jsonl_store import read_rows
 from selfverify.evaluation.metrics import HEADLINE, MIXED_BOTH, paired_difference, summarise
 from selfverify.evaluation.samples import StoredSample, mean_time, read_samples
 from selfverify.reports.film import signed
-from selfverify.reports.plots import Line
 from selfverify.selection.strategies import STRATEGIES
 
 STAGES = ("before", "after")
 """When samples were drawn: before and after training."""
 STAGE_TITLES = {"before": "Before training", "after": "After training"}
+
+Line = tuple[str, str, np.ndarray, np.ndarray]
+"""A curve: its name, its colour's name, steps ``[T]`` and values ``[T]``, NaN as a gap."""
 
 ENOUGH = 5
 """With fewer evaluations than this during training, the steps' own figures are drawn: noisier, but many."""
@@ -131,7 +133,7 @@ class RunData:
         talk_times: Mean seconds of a conversation by phase (`selfverify.evaluation.samples.mean_time`),
             by stage.
         missing: A sentence for each part of a report that cannot be shown, by section.
-        colour: The name of its colour in charts (`selfverify.reports.plots.PALETTE`).
+        colour: The name of its colour in charts (`selfverify.reports.charts.PALETTE`).
     """
 
     name: str

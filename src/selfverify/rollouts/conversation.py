@@ -6,11 +6,13 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from statistics import fmean
 from typing import Any
 
-from selfverify.core.episode import Episode, EpisodeResult, Observation
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.episode import PROBE_LOGPROB, Episode, EpisodeResult, Observation
+from selfverify.core.errors import ConfigError, DataError, FileError
 from selfverify.core.events import note
+from selfverify.core.files import OF_THE_DISK
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged, channel_lengths
 from selfverify.core.trajectory import OBSERVATION, Finish, Segment, Trajectory
@@ -91,6 +93,8 @@ class Conversation:
         """Tell the episode what the policy has said to its probe."""
         assert self.episode is not None
         said.turn.turn = len(self.turns)
+        if said.segment.logprobs:
+            said.turn.values[PROBE_LOGPROB] = fmean(said.segment.logprobs)
         self.episode.probed(said.turn)
 
     def release(self) -> None:
@@ -158,7 +162,14 @@ class Conversation:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """End without a result."""
+        """End without a result.
+
+        Raises:
+            FileError: That is the error, of a full or broken disk: it fails all episodes alike, and none of
+                them says anything about an answer.
+        """
+        if isinstance(error, FileError) and error.errno in OF_THE_DISK:
+            raise error
         self.error, self.over = error, True
         self._divide([])
         turn = len(self.turns)

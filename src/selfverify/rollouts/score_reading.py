@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from selfverify.core.score_tokens import decimals_of
+from selfverify.core.score_tokens import ScoreReading, decimals_of
 from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import ANSWER, SCORE, Segment, Trajectory
 from selfverify.policy.packing import Continuation
@@ -67,9 +67,14 @@ def read_rollout_scores(
         readings = read_scores(policy, rollout.prompts, asked, temperature, decimals, as_written)
         for group, found in zip(rollout.groups, readings, strict=True):
             for trajectory, reading in zip(group.trajectories, found, strict=True):
-                if reading is not None:
-                    trajectory.segments[-1].parsed = reading
-                    trajectory.scores |= {"greedy": reading.greedy, "soft": reading.soft}
+                keep_reading(trajectory, reading)
+
+
+def keep_reading(trajectory: Trajectory, reading: ScoreReading | None) -> None:
+    """Note the distribution of a trajectory's score, if there is one, as `read_rollout_scores` says."""
+    if reading is not None:
+        trajectory.segments[-1].parsed = reading
+        trajectory.scores |= {"greedy": reading.greedy, "soft": reading.soft}
 
 
 def _shown(policy: Policy, name: str, trajectory: Trajectory) -> Continuation | None:

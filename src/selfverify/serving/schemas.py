@@ -380,7 +380,10 @@ def refuse_unknown(fields: Mapping[str, Any], here: bool) -> None:
         unknown = [
             name
             for name, value in fields.items()
-            if value and value not in _NEUTRAL.get(name, ()) and name not in _FOR_RECORDS
+            # Zero and false are the defaults of known fields; of others, such as do_sample, they may be none.
+            if (value or (value == 0 and name not in KNOWN))
+            and value not in _NEUTRAL.get(name, ())
+            and name not in _FOR_RECORDS
         ]
     for name in unknown[:_MOST_CHECKED]:
         for meant in get_close_matches(name[:32].lower(), known, 1, 0.85):

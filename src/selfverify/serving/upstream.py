@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -24,6 +25,8 @@ if TYPE_CHECKING:  # a gateway before a server needs no model here
 Scoring = Callable[[], Coroutine[Any, Any, float | None]]
 """Returns a candidate's score; None where there is none."""
 
+LOOKING = 64
+"""Requests that look at the same time, each in a thread that mostly waits; others wait for their turn."""
 _QUICK = 0.1
 """The share of a request's time in which candidates of a quick model are there."""
 
@@ -44,8 +47,7 @@ class Upstream(Backend):
         self.client = client
         self.sampler = CandidateSampler(client)
         self.reader = ScoreReader(client)
-        self.listening = threading.Lock()
-        """Held while a verifier listens to a conversation: its models serve several."""
+        self._looking = ThreadPoolExecutor(LOOKING, "looking")
         self.without_haste = set[str]()
         """Models that were quick: their candidates need no stream to be there in time."""
 
@@ -54,6 +56,7 @@ class Upstream(Backend):
         return self
 
     async def __aexit__(self, *error: Any) -> None:
+        self._looking.shutdown(wait=False, cancel_futures=True)
         await self.client.__aexit__(*error)
 
     def check_verifier(self, verifier: str) -> None:
@@ -149,50 +152,37 @@ class Upstream(Backend):
         """Draw candidates that look at the images again: conversations side by side, in one thread."""
         from selfverify.serving.visual import AT_ONCE, look_at_server  # it needs torch
 
-        loop = asyncio.get_running_loop()
-        server = replace(self.client.settings, timeout_s=max(ask.deadline - loop.time(), 0.1))
-        fields = {name: value for name, value in ask.body.items() if name != "messages"}
-        over, usage, left = threading.Event(), Usage(), n
-        messages, faults = with_places(ask.body["messages"]), list[Exception]()
-        ended = asyncio.Queue[Completion | Exception | None]()
+        loop, over, usage, left = asyncio.get_running_loop(), threading.Event(), Usage(), n
+        faults = list[Exception]()
 
-        def tell(reply: Completion | Exception) -> None:
-            loop.call_soon_threadsafe(ended.put_nowait, reply)
+        def arrived(reply: Completion | Exception) -> None:
+            nonlocal left
+            left -= 1
+            if isinstance(reply, Exception):
+                faults.append(reply)
+            elif not over.is_set():
+                reply.score = own_score(reply, drawing.verifier, drawing.arrived(reply))
+                drawing.ready(reply)
 
         def hold() -> None:
             pictures = [picture.decode() for picture in ask.pictures]
-            asked = look.asked(Problem(ask.id or "request", messages, pictures))
-            numbers = range(first, first + n)
-            seed = {"seed": int(fields["seed"])} if "seed" in fields else {}
+            problem = Problem(ask.id or "request", with_places(ask.body["messages"]), pictures)
             look_at_server(
                 look,
-                asked,
-                server,
-                fields | seed,
-                numbers,
-                self.listening,
+                look.asked(problem),
+                replace(self.client.settings, timeout_s=max(ask.deadline - loop.time(), 0.1)),
+                {name: value for name, value in ask.body.items() if name != "messages"},
+                range(first, first + n),
                 over.is_set,
                 ask.looked,
-                tell,
+                lambda reply: loop.call_soon_threadsafe(arrived, reply),
                 usage,
             )
 
-        def stop(held: asyncio.Future[None]) -> None:
-            if not held.cancelled():
-                held.exception()  # where the client has gone, no one asks for it
-            ended.put_nowait(None)
-
-        held = asyncio.ensure_future(asyncio.to_thread(hold))
-        held.add_done_callback(stop)
+        held = loop.run_in_executor(self._looking, hold)
+        # Where the client has gone, no one asks for its exception.
+        held.add_done_callback(lambda of: None if of.cancelled() else of.exception())
         try:
-            while (reply := await ended.get()) is not None:
-                left -= 1
-                if isinstance(reply, Exception):
-                    faults.append(reply)
-                    continue
-                written = drawing.arrived(reply)
-                reply.score = own_score(reply, drawing.verifier, written)
-                drawing.ready(reply)
             await held
         except asyncio.CancelledError:
             for _ in range(min(left, AT_ONCE)):
@@ -202,6 +192,7 @@ class Upstream(Backend):
             faults.append(error)
         finally:
             over.set()  # at the deadline, or where the client has left
+            held.cancel()  # where it still waits for a thread
             ask.usage.take_in(usage)
         if faults:
             raise faults[0]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import count, groupby
-from threading import Lock
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,10 +18,10 @@ from pydantic import ValidationError
 from selfverify.clients.openai_client import ServerConfig
 from selfverify.clients.replies import Completion, Usage, estimated_tokens
 from selfverify.core.config import SamplingConfig
-from selfverify.core.episode import Episode, Observation, PolicyTurn, RolloutHook
+from selfverify.core.episode import Episode, Observation, PolicyTurn
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
-from selfverify.core.trajectory import Group, SampleIndex, Trajectory
+from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import Rollout, rollout
@@ -186,34 +185,6 @@ def look_here(
     return rows, len(rolled.prompts[0].ids)
 
 
-class SharedHook(RolloutHook):
-    """A hook whose models serve several rollouts: a model computes with one adapter at a time.
-
-    Args:
-        hook: Follows the conversations of one rollout.
-        lock: Held while it works.
-    """
-
-    def __init__(self, hook: RolloutHook, lock: Lock) -> None:
-        self.hook, self.lock = hook, lock
-
-    def begin(self, problems: Mapping[SampleIndex, Problem]) -> None:
-        with self.lock:
-            self.hook.begin(problems)
-
-    def open(self, indices: Sequence[SampleIndex]) -> None:
-        with self.lock:
-            self.hook.open(indices)
-
-    def said(self, said: Mapping[SampleIndex, PolicyTurn]) -> None:
-        with self.lock:
-            self.hook.said(said)
-
-    def shown(self, replies: Mapping[SampleIndex, Observation]) -> None:
-        with self.lock:
-            self.hook.shown(replies)
-
-
 AT_ONCE = 8
 """Conversations that are held with a server at the same time."""
 
@@ -224,15 +195,15 @@ def look_at_server(
     server: ServerConfig,
     fields: dict[str, Any],
     numbers: Sequence[int],
-    lock: Lock,
-    over: Callable[[], bool] = lambda: False,
-    tell: OnLook | None = None,
-    deliver: Callable[[Completion | Exception], None] = lambda _: None,
-    usage: Usage | None = None,
+    over: Callable[[], bool],
+    tell: OnLook | None,
+    deliver: Callable[[Completion | Exception], object],
+    usage: Usage,
 ) -> None:
     """Hold conversations about one question with a server's model, side by side.
 
-    A verifier reads the question once, and hears together what several of them have said meanwhile.
+    A verifier reads the question once, and hears together what several of them have said meanwhile. Where its
+    models run here, they take turns with those of other requests.
 
     Args:
         looking: How the model looks.
@@ -240,9 +211,8 @@ def look_at_server(
         server: Where the model is.
         fields: The other fields of its requests; a ``seed`` is raised by a conversation's number.
         numbers: The conversations' numbers.
-        lock: Held while a verifier listens: its models serve the conversations of several requests.
         over: Says whether the client has gone; conversations then break off before the next turn.
-        tell: Told of each step, with its conversation's number.
+        tell: Told of each step, with its conversation's number; may be None.
         deliver: Gets the last turn of a conversation that is over, with its number as ``conversation`` and as
             ``looks`` what it looked at; or why it has failed.
         usage: Counts what they cost, turn by turn.
@@ -253,8 +223,6 @@ def look_at_server(
     rest = dict(fields)
     seed, opened = rest.pop("seed", None), iter(numbers)
     settings = looking.settings
-    with lock:  # the first request loads the verifier
-        hook = looking.hook()
 
     def begin(problem: Problem, _: int) -> Episode:
         number, look = next(opened), looking.look(problem)  # episodes are opened in order
@@ -275,7 +243,6 @@ def look_at_server(
         limits=looking.limits.model_copy(
             update={"step_threads": AT_ONCE, "step_timeout_s": 2 * settings.tool_seconds}
         ),
-        hook=None if hook is None else SharedHook(hook, lock),
         on_group=ended,
     )
 

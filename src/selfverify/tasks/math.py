@@ -26,26 +26,15 @@ from selfverify.core.tags import SCORE_TAG, Tagged, parse_tagged
 from selfverify.data.fields import Row
 from selfverify.data.questions import convert_vqa
 from selfverify.tasks.base import UNREADABLE, Demonstration, ScoredTaskConfig, Verdict
-from selfverify.tasks.math_answer import (
-    Kind,
-    Target,
-    answer_key,
-    compare,
-    compare_values,
-    decide,
-)
-from selfverify.tasks.math_numbers import tokens
+from selfverify.tasks.math_answer import Kind, Target, answer_key, compare, compare_values, decide
+from selfverify.tasks.math_numbers import DENIALS, tokens
 from selfverify.tasks.math_text import committed, final_expression, plain, unwrap, words
 from selfverify.tasks.math_values import Named, Number, Value, read
 from selfverify.tasks.row_task import IMAGE_MARK, RowSequence, RowTask, RowTaskConfig, with_images
 
 Form = Literal["think-answer", "answer", "free"]
 
-TAGS: dict[Form, tuple[str, ...]] = {
-    "think-answer": ("think", "answer"),
-    "answer": ("answer",),
-    "free": (),
-}
+TAGS: dict[Form, tuple[str, ...]] = {"think-answer": ("think", "answer"), "answer": ("answer",), "free": ()}
 """The tags of each form, without that of the score."""
 
 _ASKED: dict[Form, str] = {
@@ -81,6 +70,8 @@ def reminder(tags: tuple[str, ...]) -> str:
     return f"Keep to the form {''.join(_SHOWN[tag] for tag in tags)}."
 
 
+MAX_ANSWER_CHARS = 2000
+"""A longer answer is unreadable."""
 _IMPLICIT = dict.fromkeys("ABCDEFGH", "")
 """The options of a question that lists them in its text: only their letters are known."""
 
@@ -88,12 +79,6 @@ _IMPLICIT = dict.fromkeys("ABCDEFGH", "")
 class MathRowsConfig(RowTaskConfig):
     """Where the rows are, and the limits of judging."""
 
-    hints: bool = Field(
-        True, description="Say which form the answer has (a letter, decimals, a list) if the row knows."
-    )
-    max_answer_chars: int = Field(
-        2000, ge=1, le=100_000, description="A longer answer is unreadable, whatever stands in it."
-    )
     timeout_s: float = Field(5.0, gt=0, description="Time limit of one comparison by math-verify.")
     workers: int = Field(
         1, ge=1, description="Processes that compare answers; with several, a whole batch at once."
@@ -171,14 +156,14 @@ class Math(RowTask):
             meta |= {"options": options, "right": sorted(right)}
             question = _with_options(question, asked_options)
         else:
-            target, *further = [_expression(text, id) for text in answers]
+            target, *_ = [_expression(text, id) for text in answers]
             meta |= {key: row[key] for key in ("precision", "unit") if row.get(key) is not None}
             if row["answer_type"] in get_args(Kind):
                 meta["answer_type"] = row["answer_type"]
-            if further:
-                meta["alternatives"] = further
+            if answers[1:]:
+                meta["alternatives"] = answers[1:]
         images = [image.open() for image in row["images"]]
-        asked = "\n".join(filter(None, [question, _hint(meta) if self.config.hints else ""]))
+        asked = "\n".join(filter(None, [question, form_hint(meta)]))
         text = f"{asked}\n{self._asked}"
         return Problem(id, with_images(text, len(images), id), images, target, meta)
 
@@ -202,7 +187,7 @@ class Math(RowTask):
     def _expression(self, problem: Problem, tagged: Tagged) -> str | None:
         """Return the expression that an answer is; None for a long answer, and where there are options."""
         text = self._written(tagged)
-        if len(text) > self.config.max_answer_chars or _options(problem) is not None:
+        if len(text) > MAX_ANSWER_CHARS or _options(problem) is not None:
             return None
         return final_expression(text)
 
@@ -219,7 +204,7 @@ class Math(RowTask):
         whose worker died is ``unjudged``.
         """
         text, options = self._written(tagged), _options(problem)
-        if options is not None and len(text) <= self.config.max_answer_chars:
+        if options is not None and len(text) <= MAX_ANSWER_CHARS:
             return _judge_choice(problem, read_choice(IMAGE_MARK.sub(_called, text), options))
         answer = self._expression(problem, tagged)
         if not answer:
@@ -333,7 +318,7 @@ def _judge_choice(problem: Problem, letter: str | None) -> Verdict:
     if letter is None:
         return UNREADABLE
     meta = problem.meta
-    right = letter in (meta["right"] if "right" in meta else (problem.target, *meta.get("alternatives", ())))
+    right = letter in (meta["right"] if "right" in meta else _references(problem))
     return Verdict(float(right), right, letter, letter)
 
 
@@ -347,7 +332,11 @@ def _expression(answer: str, name: str) -> str:
 def _targets(problem: Problem) -> list[Target]:
     meta = problem.meta
     form = (meta.get("answer_type"), meta.get("precision"), meta.get("unit", ""))
-    return [Target(text, *form) for text in (problem.target, *meta.get("alternatives", ()))]
+    return [Target(text, *form) for text in _references(problem)]
+
+
+def _references(problem: Problem) -> list[str]:
+    return [problem.target, *(final_expression(other) for other in problem.meta.get("alternatives", ()))]
 
 
 def _with_options(question: str, options: Mapping[str, str]) -> str:
@@ -360,7 +349,8 @@ def _with_options(question: str, options: Mapping[str, str]) -> str:
     return question if listed else "\n".join([question, *(f"{a}. {text}" for a, text in options.items())])
 
 
-def _hint(meta: Mapping[str, Any]) -> str:
+def form_hint(meta: Mapping[str, Any]) -> str:
+    """Return which form a problem's answer has, in words for a model; empty where any form will do."""
     if "options" in meta:
         return "Answer with the letter of the right option."
     match meta.get("answer_type"):
@@ -378,7 +368,6 @@ def _hint(meta: Mapping[str, Any]) -> str:
 # math-verify finds no ``B`` in ``\\boxed{B}``, and searching a text for letters pays for "A or B". Here the
 # whole answer has to be a letter, an option's text or value, or a letter with its own option's text.
 
-_DENIALS = {"not", "no", "wrong", "incorrect", "false", "never", "isn't"}
 _AFFIRMED = {"is", "the", "correct", "right", "best", "final", "answer", "option", "choice"}
 _JOINS = {"or", "and", "nor", "vs", "option", "choice", *"/&,;|+-()[].:"}
 """The text between letters that are listed: ``b. or c``, ``(B) / (c)``."""
@@ -408,7 +397,7 @@ def read_choice(text: str, options: Mapping[str, str]) -> str | None:
     if rest in ("选项", "项") or (told[0] == "is" and {*told} <= _AFFIRMED):
         return letter
     denied = told[1 if told[0] in ("is", "was", "are") else 0 :][:1]
-    if not mark or {*denied} & _DENIALS:
+    if not mark or {*denied} & DENIALS:
         return None
     return letter if _names_no_other(rest, letter, options) else None
 
@@ -433,11 +422,15 @@ def right_letters(target: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _by_text(content: str, options: Mapping[str, str]) -> str | None:
-    """Return the option with this text, else the one of this value; None if different ones are."""
+    """Return the option with this text, else the one of this value; None if different ones are, or the value
+    stands beside another option's letter ("18 (B)").
+    """
+    named = {part.text for part in tokens(content)[-2:]} & options.keys()
     for same in (_is_alike, _is_equal):
         found = [letter for letter, text in options.items() if same(text, content)]
         if found:
-            return found[0] if all(_is_alike(options[f], options[found[0]]) for f in found) else None
+            alike = all(_is_alike(options[f], options[found[0]]) for f in found)
+            return found[0] if alike and (same is _is_alike or named <= {*found}) else None
     return None
 
 
@@ -474,6 +467,6 @@ def _names_no_other(rest: str, letter: str, options: Mapping[str, str]) -> bool:
         named |= {text.upper() for text in listed}
     if named & (options.keys() - {letter}):
         return False
-    told, own = f" {words(rest)} ", words(options[letter])
-    others = (words(text) for key, text in options.items() if key != letter)
+    told, own = f" {words(rest)} ", _spelt(options[letter])[0]
+    others = (_spelt(text)[0] for key, text in options.items() if key != letter)
     return not any(text and text not in own and text in told for text in others)

@@ -19,16 +19,7 @@ from typing import Any, Literal
 from selfverify.selection.rules import UNIT_MARK
 from selfverify.tasks.math_numbers import MAX_WRITTEN, Exact, apart, number_latex, read_unit, size, tokens
 from selfverify.tasks.math_text import words
-from selfverify.tasks.math_values import (
-    Expression,
-    Items,
-    Label,
-    Named,
-    Number,
-    Value,
-    has_names,
-    read,
-)
+from selfverify.tasks.math_values import Expression, Items, Label, Named, Number, Value, has_names, read
 
 MAX_ASKED = 300
 """Characters of an expression that math-verify is asked about."""

@@ -13,11 +13,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from ruamel.yaml import YAML
 
 Exact = Fraction | float
 """A Fraction is exact; a float stands for an irrational number, and NaN for what has no value."""
 
+TABLES: dict[str, Any] = YAML(typ="safe").load(
+    (files("selfverify.tasks") / "math_tables.yaml").read_text("utf-8")
+)
+"""What answers are read by: characters, commands, words and units."""
 _TOKEN = re.compile(
     r"(?P<clock>(?<![\d:.])(?:(?:[01]?\d|2[0-3])(?::[0-5]\d){1,2}(?![\d:])(?:\s*[AaPp]\.?\s*[Mm](?![A-Za-z])\.?)?"
     r"|1?\d\s*[AaPp]\.?\s*[Mm](?![A-Za-z])\.?))"
@@ -28,9 +35,8 @@ _TOKEN = re.compile(
 )
 OPENING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
 CLOSING = frozenset(OPENING.values())
-CURRENCY = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yuan", "₹": "rupee"}
-CURRENCY |= {"USD": "dollar", "EUR": "euro"}
-MULTIPLES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+CURRENCY: dict[str, str] = TABLES["units"]["currencies"]
+MULTIPLES: dict[str, int] = TABLES["multiples"]
 MAX_BITS, MAX_WRITTEN, MAX_FACTORIAL, DEEPEST = 200_000, 1_000, 3_000, 20
 """Bounds: bits of what is computed exactly and of what is written out, factorials, brackets in brackets."""
 MOST_POWER = 20
@@ -76,46 +82,22 @@ def written(parts: Sequence[Token]) -> str:
 
 # ------------------------------------------------------------------------------------------------- units
 
-_PREFIXES = {
-    "T": "tera", "G": "giga", "M": "mega", "k": "kilo", "h": "hecto", "d": "deci", "c": "centi", "m": "milli",
-    "u": "micro", "n": "nano", "p": "pico", "f": "femto",
-}  # fmt: skip
-_METRIC = {
-    "m": "meter metre 米", "g": "gram gramme 克", "s": "second sec 秒", "A": "ampere amp", "mol": "mole",
-    "K": "kelvin", "N": "newton", "J": "joule", "W": "watt", "V": "volt", "C": "coulomb", "Hz": "hertz",
-    "F": "farad", "Pa": "pascal", "ohm": "\\Omega", "H": "henry", "T": "tesla", "Wb": "weber", "S": "siemens",
-    "VA": "", "cal": "calorie", "eV": "electronvolt", "Wh": "watthour", "l": "L liter litre 升", "bar": "",
-    "B": "byte", "b": "bit", "lx": "lux", "Bq": "becquerel", "Gy": "gray", "lm": "lumen", "cd": "candela",
-    "Ah": "", "t": "ton tonne 吨", "bps": "", "torr": "Torr",
-}  # fmt: skip
-_PLAIN_UNITS = {
-    "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile", "lb": "pound", "oz": "ounce",
-    "gal": "gallon", "min": "minute 分钟", "h": "hr hour 小时", "day": "d 天", "week": "", "month": "",
-    "year": "yr 年 岁", "°": "degree deg 度", "rad": "radian", "dollar": "", "cent": "", "euro": "",
-    "yuan": "RMB yen 元", "rupee": "", "unit": "个 只 本 条 张 棵 辆 种 件", "people": "person 人 名 位",
-    "time": "次 倍", "rpm": "", "psi": "", "dB": "", "mmHg": "", "atm": "", "acre": "", "ha": "hectare",
-    "knot": "", "amu": "", "AU": "", "'": "", '"': "", "cm": "厘米", "mm": "毫米", "km": "千米 公里",
-    "kg": "千克 公斤",
-}  # fmt: skip
+_PREFIXES, _METRIC, _RATES, _SCALES, _SHAPES = (
+    TABLES["units"][name] for name in ("prefixes", "metric", "rates", "scales", "shapes")
+)
 _UNITS = dict(CURRENCY)
 for _prefix, _long in {"": "", **_PREFIXES}.items():
-    for _name, _spellings in (_METRIC if _prefix else _PLAIN_UNITS | _METRIC).items():
+    for _name, _spellings in (_METRIC if _prefix else TABLES["units"]["plain"] | _METRIC).items():
         _UNITS.setdefault(_prefix + _name, _prefix + _name)  # "ft" is a foot, no femtotonne
         for _spelling in (_name, *_spellings.split()):
             _short = len(_spelling) == 1 and _spelling.isascii()
             _UNITS.setdefault((_prefix if _short else _long) + _spelling, _prefix + _name)
-_RATES = {"mph": ("mi", "h"), "kph": ("km", "h"), "kmh": ("km", "h"), "fps": ("ft", "s")}
-_SCALES = {"C": "°C", "F": "°F", "celsius": "°C", "fahrenheit": "°F"}
-_SHAPES = {"square": 2, "sq": 2, "平方": 2, "cubic": 3, "cu": 3, "立方": 3}
 _BETWEEN_UNITS = {"\\cdot", "*", ".", "{", "}", "(", ")", "\\frac"}
-_NO_NOUNS = {
-    "plus", "minus", "less", "more", "than", "times", "equals", "versus", "perhaps", "unless", "this", "thus",
-    "or", "and", "not", "no", "but", "to", "of", "halves", "thirds", "quarters", "fourths", "fifths",
-    "sixths", "sevenths", "eighths", "ninths", "tenths", "hundredths", "thousandths", "tens", "dozens",
-    "hundreds", "pairs", "thousands", "millions", "billions", "trillions", "guess", "does", "others", "dozen",
-    "maybe", *MULTIPLES,
-}  # fmt: skip
+HEDGES, DENIALS = frozenset(TABLES["hedges"]), frozenset(TABLES["denials"])
+"""Words that add something to an answer, and words that take it back."""
+CHANGES = HEDGES | {*TABLES["changes"].split()}
 """Words behind a number that make another number or no answer of it: "3 dozens" and "3 or more cats"."""
+_NO_NOUNS = CHANGES | {"of", "this", "thus"}
 
 Unit = tuple[tuple[str, int], ...]
 """Base units with their powers, sorted: ``(("h", -1), ("km", 1))``."""
@@ -496,6 +478,9 @@ def latex_of(parts: Sequence[Token]) -> str:
                 made = f"{{{made}}}"
         elif texts[at : at + 2] == ["^", "\\circ"]:
             made, texts[at + 1] = "\\cdot\\frac{\\pi}{180}", ""
+        elif texts[at] in ("^", "_") and texts[at + 1 : at + 4 : 2] == ["{", "}"] and texts[at + 2].isalnum():
+            if len(texts[at + 2]) == 1 and not "".join(texts[at + 4 : at + 5]).isalnum():
+                texts[at + 1] = texts[at + 3] = ""  # x^{2} is x^2, but \log_{2} 8 is not \log_28
         elif made == "(" and before in _ROOTS:
             made = "{"
             roots.add(part.depth)

@@ -1,7 +1,7 @@
 r"""From a response to the one expression that it commits to, as plain LaTeX: markup is taken off, nothing is
 guessed.
 
-Texts are at most `MathConfig.max_answer_chars` long. No function raises an error, and each looks at a
+Texts are at most `math.MAX_ANSWER_CHARS` long. No function raises an error, and each looks at a
 character a bounded number of times.
 """
 
@@ -9,35 +9,21 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
-_PLAIN = str.maketrans(
-    {
-        **dict.fromkeys("−–—﹣－‐‑", "-"), **dict.fromkeys("\u00a0\u2002\u2003\u2009\u202f\u3000\t", " "),
-        **dict.fromkeys("\r\n\f\v", "  "), **dict.fromkeys("°º˚∘", r"^\circ "), **dict.fromkeys("’‘′ʼ", "'"),
-        **dict.fromkeys("“”", '"'), **dict.fromkeys("⋅·∙", r" \cdot "), **dict.fromkeys("≤⩽", r" \le "),
-        **dict.fromkeys("≥⩾", r" \ge "), **dict.fromkeys("≈≃≅", r" \approx "), "℃": r"^\circ C",
-        "℉": r"^\circ F", "％": "%", "×": r" \times ", "÷": "/", "π": r" \pi ", "∞": r" \infty ",
-        "≠": r" \ne ", "±": r" \pm ", "θ": r" \theta ", "∅": r" \emptyset ", "α": r" \alpha ",
-        "β": r" \beta ", "γ": r" \gamma ", "∠": r" \angle ", "△": r" \triangle ", "∈": r" \in ",
-        "∪": r" \cup ", "∩": r" \cap ", "Ω": r"\Omega ", "\u2126": r"\Omega ", "μ": r"\mu ", "µ": r"\mu ",
-        "⟨": "(", "⟩": ")", "，": ",", "、": ",", "。": ". ", "（": "(", "）": ")", "：": ":", "；": ";",
-        "【": "[", "】": "]", **dict.fromkeys("⁄∕", "/"), "∶": ":", "∣": "|", "″": '"', "¢": " cent ",
-        "∓": r" \mp ",
-    }
-)  # fmt: skip
-_COMMANDS = {
-    **dict.fromkeys(["dfrac", "tfrac", "cfrac"], r"\frac"), "varnothing": r"\emptyset", "lbrace": r"\{",
-    "rbrace": r"\}", **dict.fromkeys(["leq", "leqslant"], r"\le "), "geq": r"\ge ", "geqslant": r"\ge ",
-    "neq": r"\ne ", "degree": r"^\circ ", "langle": "(", "rangle": ")", "lvert": "|", "rvert": "|",
-    "vert": "|", "lt": "<", "gt": ">", "dot": r"\overline", "ast": "*", "div": "/", "colon": ":",
-    "ohm": r"\Omega ", **dict.fromkeys(["thickapprox", "simeq", "doteq"], r"\approx "), "quad": "  ",
-    "qquad": "  ", "!": "", **dict.fromkeys([*",;: ", "\n"], " "), **{sign: sign for sign in "%$#&"},
-    **dict.fromkeys(["left", "right", "bigl", "bigr", "Bigl", "Bigr", "big", "Big", "displaystyle"], ""),
-    **dict.fromkeys(["textstyle", "limits", "bf", "rm", "it"], ""), "lg": r"\log_{10} ",
-    "bar": r"\overline", "mid": "|",
-}  # fmt: skip
-"""Commands of LaTeX in their plainest form. A negative thin space is nothing, and other spaces are spaces."""
+from selfverify.tasks.math_numbers import (
+    CHANGES,
+    CLOSING,
+    DENIALS,
+    HEDGES,
+    KNOWN_WORDS,
+    TABLES,
+    Token,
+    tokens,
+)
+
+_PLAIN = {ord(sign): plain for plain, signs in TABLES["characters"].items() for sign in signs}
+_COMMANDS = {name: plain for plain, names in TABLES["commands"].items() for name in names}
 _STYLES = re.compile(
     r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mathtt|mbox|hbox|operatorname|emph|bm|boldsymbol|"
     r"underline)\s*\{([^{}]*)\}"
@@ -55,16 +41,11 @@ _LEAD = re.compile(
     re.IGNORECASE,
 )
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_HEDGE = re.compile(r"(?:\b(?:or|and|not|either|nor|isn't|maybe)\b|[,;/])\W*$", re.IGNORECASE)
 _NEW_SENTENCE = re.compile(r"[A-Za-z]{2}.*[.!?:\n]|\n.*[A-Za-z]{2}", re.DOTALL)
 _STOP = re.compile(r"\.(?=\s+[A-Z$\\(\"*])")
-_SHORTENED = (
-    "e.g", "i.e", "approx", "vs", "No", "St", "Mr", "Mrs", "Dr", "Fig", "Eq", "a.m", "p.m", "A.M", "P.M",
-)  # fmt: skip
-_OTHER_CHOICE = re.compile(r"\b(?:or|and)\s+(?:option\s+)?(?:\([A-Ha-h]\)|[A-Ha-h][.):])")
 _PHRASE = re.compile(
     r"\b(?:answer|option|choice)\b[*_ ]*(?:(?:is|was|would be|should be)\b[*_ ]*:?|:|=)[*_ ]*"
-    r"|\bfinal answer[*_ ]*$|^#### +|答案[*_ ]*(?:是|为)?[:：]?\s*",
+    r"|(?:\bfinal|^[#*_ ]+) *answer[*_ ]*$|^#### +|答案[*_ ]*(?:是|为)?[:：]?\s*",
     re.IGNORECASE | re.MULTILINE,
 )
 _SHORT = 200
@@ -122,11 +103,7 @@ def unwrap(text: str) -> str:
             inner = text[len(left) : -len(right)]
             if len(text) > len(left) + len(right) and text.startswith(left) and text.endswith(right):
                 # "$5$ or $6$" begins and ends with a dollar, too; {1, 2} is a set.
-                if (
-                    left not in inner
-                    and right not in inner
-                    and not (left == "{" and re.search("[,;]", inner))
-                ):
+                if left not in inner and right not in inner and not (left == "{" and {",", ";"} & {*inner}):
                     text = inner
                 break
     return text
@@ -154,22 +131,21 @@ def final_expression(text: str) -> str | None:
     r"""Return the one expression that an answer commits to, `plain`; None if there is none or more than one.
 
     An answer with ``\boxed`` commits to what stands in the box. Where a sentence stands between boxes, those
-    behind it count; they must hold the same. The text before them must not end in an alternative ("5 or");
-    only punctuation and a unit may follow. An answer without a box commits to all of its text but a phrase
-    like "The answer is", with which it ends where its sentence ends; of several phrases the last one counts.
+    behind it count; they must hold the same. The text before them must not end in an alternative ("5 or") or
+    a sign, and what follows them in their sentence belongs to them unless it is prose. An answer without a
+    box commits to all of its text but a phrase like "The answer is", with which it ends where its sentence
+    ends; of several phrases the last one counts.
     """
     if found := boxes(text):
         ends = [b for (_, b, _), (c, _, _) in pairwise(found) if _NEW_SENTENCE.search(text, b, c)]
         begin = ends[-1] if ends else 0
         found = [box for box in found if box[0] >= begin]
         contents = {unwrap(plain(unwrap(content))) for _, _, content in found}
-        if len(contents) > 1 or _HEDGE.search(text[begin : found[0][0]].rstrip(" \n$*\\([")):
+        if len(contents) > 1 or _goes_on(text[begin : found[0][0]]):
             return None
-        tail = first_sentence(f" {text[found[-1][1] :]}", 1)
-        rest = unwrap(plain(tail.strip().lstrip("$").rstrip("$").removeprefix(r"\)").removeprefix(r"\]")))
-        if len(rest) > 20 or re.search(r"[\d=]|\b(?:or|and|not)\b", rest, re.IGNORECASE):
-            return None
-        return f"{contents.pop()} {rest}" if rest.strip(" .,;:!$)]*\\") else contents.pop()
+        tail = first_sentence(f" {text[found[-1][1] :]}", 1).strip().strip("$")
+        rest = unwrap(plain(tail.removeprefix(r"\)").removeprefix(r"\]")))
+        return contents.pop() if _is_prose(rest) else f"{contents.pop()} {rest}"
     if text.count("$") > 1:
         inner = text.strip().strip("$")
         text = inner if "$" not in inner else text.replace("$", " ")  # "$5$ or $6$": no amount of money alone
@@ -182,6 +158,34 @@ def final_expression(text: str) -> str | None:
     return unwrap(first_sentence(text[start:]))
 
 
+def _goes_on(head: str) -> bool:
+    """Whether a box belongs to what stands before it: ``5 or``, ``2,``, ``x = -``; not to "Thus,"."""
+    *before, last = [Token("other", ""), *tokens(plain(head.rstrip(" \n$*\\([:")))]
+    if last.text not in (",", ";"):
+        glued = head.rstrip("$*\\([").endswith(last.text) or before[-1:] == [Token("other", "=", True)]
+        return (glued and last.text in ("+", "-", "^", "_")) or last.text.casefold() in _JOINS
+    said = [*takewhile(lambda part: part.kind == "word", reversed(before))]
+    behind = before[: len(before) - len(said)][-1:]
+    # "3 apples," and "x," are values.
+    value = behind and (behind[0].kind in ("number", "clock", "command") or behind[0].text in CLOSING)
+    return not said or len(said[0].text) == 1 or bool(value)
+
+
+def _is_prose(tail: str) -> bool:
+    """Whether what follows a box says nothing about its value: no words, or such as "is the answer"."""
+    parts = tokens(tail.strip(" .,;:!$)]*\\"))
+    if not parts or parts[0].text not in TABLES["prose"]:
+        return not parts
+    if any((part.kind != "word" or len(part.text) == 1) and part.text not in (",", "a") for part in parts):
+        return False
+    told = {part.text.casefold() for part in parts}
+    return any(len(text) > 3 for text in told) and not told & _TELLING
+
+
+_JOINS = HEDGES - {"but"} | DENIALS | {"/", "\\pm", "\\mp"}
+_TELLING = CHANGES | DENIALS | KNOWN_WORDS | {*TABLES["no_names"].split(), "percent"}
+
+
 def first_sentence(text: str, start: int = 0) -> str:
     """Return a text up to the full stop of its first sentence, behind which a capital and a word more stand.
 
@@ -190,9 +194,15 @@ def first_sentence(text: str, start: int = 0) -> str:
     """
     for stop in _STOP.finditer(text, start):
         head, rest = text[: stop.start()], text[stop.end() :]
-        if not (head.strip() or start) or head.endswith(_SHORTENED) or len(rest.split()) < 2:
+        if not (head.strip() or start) or head.endswith(tuple(TABLES["shortened"])) or len(rest.split()) < 2:
             continue
-        return text if _OTHER_CHOICE.search(rest.partition("\n")[0]) else head
+        said = [part.text.casefold() for part in tokens(rest.partition("\n")[0])]
+        said = [text for text in said if text not in ("(", "option")]
+        several = any(
+            join in ("or", "and") and len(letter) == 1 and letter.isalpha() and mark in (".", ")", ":")
+            for join, letter, mark in zip(said, said[1:], said[2:], strict=False)
+        )
+        return text if several else head
     return text
 
 

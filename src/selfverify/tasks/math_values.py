@@ -20,9 +20,12 @@ from itertools import pairwise
 from selfverify.tasks.math_numbers import (
     CLOSING,
     CURRENCY,
+    DENIALS,
+    HEDGES,
     KNOWN_WORDS,
     MULTIPLES,
     OPENING,
+    TABLES,
     TRIGONOMETRIC,
     Algebra,
     Exact,
@@ -45,16 +48,9 @@ _SEPARATORS = {",", ";", "and", "or", "And", "Or", "AND", "OR"}
 _UNIONS = {"\\cup", "U"}
 _JOINTS = {"-": "-", "to": "-", ":": ":", "/": "/", "x": "x"}
 """Of a sign the side on which the larger value stands (1: right), and whether both may be equal."""
-_MARKS = {
-    "\\angle", "\\measuredangle", "\\triangle", "\\overline", "\\vec", "\\hat", "\\widehat", "\\mathbb",
-    "\\overrightarrow", "\\mathcal", "\\odot",
-}  # fmt: skip
+_MARKS = {f"\\{name}" for name in TABLES["marks"].split()}
 """Signs before a name that are no operation on a number."""
-_NO_NAMES = {
-    "not", "or", "and", "but", "if", "no", "nor", "e", "maybe", "either", "wrong", "incorrect", "never",
-    "twice", "half", "double", "triple", "square", "squared", "cube", "cubed", "minus", "plus", "times",
-    "root", "isn't", "circ", "infty", "emptyset", "cdot",
-}  # fmt: skip
+_NO_NAMES = HEDGES | DENIALS | {*TABLES["no_names"].split()}
 _NUMBER_WORDS = {*MULTIPLES, "percent", "squared", "cubed", "square", "cubic"}
 UNREAD = "?"
 """Stands among the signs of an expression that is none of the grammar, such as a matrix."""
@@ -417,7 +413,7 @@ def _quantity(parts: Parts, known: str = "", close: bool = False) -> Number | No
     rest, body = algebra.rest[::-1], bare[: len(bare) - len(algebra.rest)]
     power = MULTIPLES.get(rest[0].text, 0) if rest else 0
     rest = rest[1:] if power else rest
-    percent = written(rest) in ("%", "\\%", "percent", "pct")
+    percent = written(rest) in ("%", "\\%", "percent", "per cent", "pct")
     irrational = isinstance(value, float)
     unit = () if percent or not rest else _unit(rest, known, close)
     if unit is None or (irrational and (currency or percent or power)):

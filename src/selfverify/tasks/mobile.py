@@ -33,12 +33,12 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from selfverify.core.problem import Problem, Split
+from selfverify.core.problem import Problem
 from selfverify.core.tags import SCORE_TAG, Tagged
 from selfverify.data.fields import Row
 from selfverify.data.gui_actions import ACTIONS, BUTTONS, STATUSES, TIMED, Action, convert_mobile
 from selfverify.tasks.base import Demonstration, Metric, NotCounted, ScoredTaskConfig, Verdict
-from selfverify.tasks.row_task import RowSequence, RowTask, RowTaskConfig, Size, convert
+from selfverify.tasks.row_task import RowTask, RowTaskConfig, Size, convert
 from selfverify.tasks.tool_calls import is_number, read_json
 
 TextRule = Callable[[str, str], bool]
@@ -281,16 +281,10 @@ PROFILES: dict[str, ScoringProfile] = {
         "GUI-Odyssey, GUIOdyssey_action_matching.py", boxes=1.0, text=odyssey, split=_SPLIT
     ),
     "os-atlas": ScoringProfile(
-        "OS-Atlas, android_control/evaluation_unify.py",
-        text=os_atlas,
-        split=_SPLIT,
-        grounding="typed_clicks",
+        "OS-Atlas, android_control/evaluation_unify.py", text=os_atlas, split=_SPLIT, grounding="typed_clicks"
     ),
     "os-atlas-odyssey": ScoringProfile(
-        "OS-Atlas, odyssey/evaluation_unify.py",
-        text=os_atlas_odyssey,
-        split=_SPLIT,
-        grounding="typed_placed",
+        "OS-Atlas, odyssey/evaluation_unify.py", text=os_atlas_odyssey, split=_SPLIT, grounding="typed_placed"
     ),
     "agentcpm-androidcontrol": replace(
         _AGENTCPM, source="AgentCPM-GUI, evaluator.py on AndroidControl", threshold=0.04
@@ -304,11 +298,7 @@ PROFILES: dict[str, ScoringProfile] = {
         counted=frozenset({"click"}),
     ),
     "gui-r1": ScoringProfile(
-        "GUI-R1, eval_omni.py",
-        inclusive=False,
-        text=gui_r1,
-        split=_SPLIT,
-        grounding_needs_type=False,
+        "GUI-R1, eval_omni.py", inclusive=False, text=gui_r1, split=_SPLIT, grounding_needs_type=False
     ),
 }
 """By name. docs/tasks-mobile.md has them as a table."""
@@ -413,15 +403,9 @@ def _agrees(profile: ScoringProfile, target: Action, action: Action) -> bool:
 
 
 Profile = Literal[
-    "adpo",
-    "gui-odyssey",
-    "os-atlas",
-    "os-atlas-odyssey",
-    "agentcpm-androidcontrol",
-    "agentcpm-odyssey",
-    "ui-r1",
-    "gui-r1",
-]
+    "adpo", "gui-odyssey", "os-atlas", "os-atlas-odyssey", "agentcpm-androidcontrol", "agentcpm-odyssey",
+    "ui-r1", "gui-r1",
+]  # fmt: skip
 
 
 class MobileConfig(ScoredTaskConfig, RowTaskConfig):
@@ -464,17 +448,11 @@ class Mobile(RowTask):
         Metric("step_success", "arguments"),
     )
 
-    def __init__(
-        self, config: MobileConfig | None = None, rows: Mapping[Split, RowSequence] | None = None
-    ) -> None:
-        super().__init__(config, rows)
-        self.profile = PROFILES[self.config.profile]
-
     def ask(self, row: Row, id: str) -> Problem:
         image, screen = row["images"][0].open(), row["screen"]
         space = self.space_of(image.size, id)
         target = {k: list(map(float, v)) if isinstance(v, list) else v for k, v in row["action"].items()}
-        if target["action"] not in self.profile.counted:
+        if target["action"] not in PROFILES[self.config.profile].counted:
             raise NotCounted(f"{id}: profile {self.config.profile} does not count {target['action']} steps")
         text = f"Goal: {row['goal']}\n"
         if self.config.step_instruction and row["step_instruction"]:
@@ -518,8 +496,8 @@ class Mobile(RowTask):
         return _judged(self._score(problem, None))
 
     def _score(self, problem: Problem, action: Action | None) -> StepScore:
-        meta = problem.meta
-        return score_step(self.profile, problem.target, action, meta["screen"], meta["ui_boxes"])
+        meta, profile = problem.meta, PROFILES[self.config.profile]
+        return score_step(profile, problem.target, action, meta["screen"], meta["ui_boxes"])
 
     def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
         """Show the target as a call; a wrong call has another place, direction, text or action.

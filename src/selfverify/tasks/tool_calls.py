@@ -11,7 +11,7 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NoReturn, NotRequired, get_type_hints
@@ -90,6 +90,17 @@ _FENCE, _FORM = "```", '{"name": ..., "arguments": {...}}'
 _SPACE = re.compile(r"\s*")
 _WHOLE = re.compile(r"\s*-?[0-9]{1,15}(?:\.0)?\s*")
 _LIKE_A_CALL = re.compile(r'\[?\s*\{\s*"name"\s*:')
+_THOUGHTS = re.compile(r"<think>.*?(?:</think>|$)", re.DOTALL)
+_ANSWERED = re.compile(r"</(?:answer|score)>\s*$")
+_ATTEMPT = r"""
+    </?(?:tool|function|invoke|call|action|{names})\b | <\W?tool | \[TOOL_CALLS\]    # tags
+    | ✿FUNCTION✿ | \bto=functions\.
+    | ^[^\w\n]*(?:action|tool|function|call)\W{{0,3}}:\W{{0,5}}(?:(?:{names})\b|\w+\()  # Action: crop(
+    | \b(?:{names})\(\s*(?:[\d\[{{"')]|\w+\s*[=:])                         # crop(1, ...), crop(image=1)
+    | [\[({{]\s*["'](?:{names})["']                                         # ["crop", 1, ...]
+    | \b(?:name|tool|tool_name|function)["'“”]?\s*[:：=]\s*["'“](?:{names})["'”]
+"""
+"""Marks of a call in words that are none, for tools of these ``names``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +136,8 @@ def read_calls(said: PolicyTurn, tools: Sequence[Mapping[str, Any]] = ()) -> Too
     - the same behind or before words, where it names one of ``tools``
 
     JSON is strict (`read_json`). Calls inside a call, calls that are not closed, closed twice,
-    cut off, not JSON or without a name or arguments are errors.
+    cut off, not JSON or without a name or arguments are errors. So are, where there are ``tools``, words that
+    were meant as a call in another form (`is_attempted`).
 
     Args:
         said: The policy's turn.
@@ -213,7 +225,30 @@ def _of_text(text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCalls:
                 position = end + len(_FENCE) * closed
         start = at if start is None and found else start
         calls += found
+    if not calls and names and is_attempted(without_thoughts(text), names):
+        raise _Broken(f"its form is not known here; a call is {_FORM}")
     return ToolCalls(calls, start=start)
+
+
+def without_thoughts(text: str) -> str:
+    """Return what stands outside of thoughts, which end with the first ``</think>``."""
+    begin = text.find("</think>")
+    return _THOUGHTS.sub("", text if begin < 0 else text[begin:])
+
+
+def is_attempted(words: str, names: Collection[str], also: str = "(?!)") -> bool:
+    """Return whether words without a call that can be read were meant as one, in whichever form.
+
+    They were not where they end with the tag of an answer or a score.
+
+    Args:
+        words: A message without its thoughts.
+        names: The names of the tools.
+        also: A pattern of further marks of a call.
+    """
+    pattern = _ATTEMPT.format(names="|".join(map(re.escape, filter(None, names))) or "(?!)")
+    flags = re.VERBOSE | re.IGNORECASE | re.MULTILINE
+    return not _ANSWERED.search(words) and re.search(f"{pattern}|{also}", words, flags) is not None
 
 
 def _tagged(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> tuple[Call, int]:

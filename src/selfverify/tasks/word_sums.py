@@ -8,113 +8,22 @@ problem may well have been.)
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
 
 import numpy as np
 from pydantic import Field, model_validator
+from ruamel.yaml import YAML
 
 from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import CONTEXT
 from selfverify.tasks.base import Demonstration, ScoredTaskConfig, Task, Verdict, judge_integer, problem_rng
 
-NAMES = ("Ada", "Ben", "Chloe", "Dan", "Elif", "Femi", "Greta", "Hugo", "Ines", "Jun", "Kira", "Leo")
-THINGS = (
-    "apples",
-    "marbles",
-    "stamps",
-    "coins",
-    "shells",
-    "pencils",
-    "buttons",
-    "cards",
-    "stickers",
-    "beads",
+WORDS: dict[str, Any] = YAML(typ="safe").load(
+    (files("selfverify.tasks") / "word_sums.yaml").read_text("utf-8")
 )
-BOXES = ("boxes", "bags", "jars", "baskets")
-
-
-@dataclass(frozen=True, slots=True)
-class Sentences:
-    """The sentences of one split.
-
-    ``{A}`` and ``{B}`` are two people, ``{things}`` what is counted, ``{others}`` what is not, ``{boxes}``
-    what holds them, ``{k}`` and ``{n}`` numbers of at least 2.
-    """
-
-    has: tuple[str, ...]
-    """The first sentence: the number of things at the start."""
-    holds: tuple[str, ...]
-    """The first sentence of a story that begins with a product: so many boxes with so many things in each."""
-    plus: tuple[str, ...]
-    """Sentences by which there are more things."""
-    minus: tuple[str, ...]
-    """Sentences by which there are fewer things."""
-    aside: tuple[str, ...]
-    """Sentences with a number that does not matter."""
-    asks: tuple[str, ...]
-    """The last sentence: the question."""
-
-
-SENTENCES: dict[Split, Sentences] = {
-    "train": Sentences(
-        has=(
-            "{A} has {n} {things}.",
-            "There are {n} {things} on {A}'s table.",
-            "{A} starts the day with {n} {things}.",
-            "This morning {A} counted {n} {things}.",
-        ),
-        holds=(
-            "{A} has {k} {boxes} with {n} {things} in each.",
-            "{A} fills {k} {boxes} with {n} {things} each.",
-            "On {A}'s shelf stand {k} {boxes}, and each holds {n} {things}.",
-        ),
-        plus=(
-            "Then {A} buys {n} more.",
-            "{B} gives {A} {n} more {things}.",
-            "Later {A} finds another {n}.",
-            "{n} more {things} arrive in the mail for {A}.",
-            "{A} wins {n} {things} in a game.",
-        ),
-        minus=(
-            "{A} gives {n} of them to {B}.",
-            "Then {n} of the {things} get lost.",
-            "{A} sells {n} {things}.",
-            "{B} takes {n} of them away.",
-            "{A} throws {n} {things} away.",
-        ),
-        aside=(
-            "{B} has {n} {others} at home.",
-            "It takes {n} minutes.",
-            "{A} also owns {n} {others}.",
-        ),
-        asks=(
-            "How many {things} does {A} have now?",
-            "How many {things} are there in the end?",
-            "What is the number of {things} that {A} has left?",
-        ),
-    ),
-    "validation": Sentences(
-        has=("{A} keeps {n} {things} in a drawer.", "In {A}'s pocket are {n} {things}."),
-        holds=("Each of {A}'s {k} {boxes} has {n} {things} in it.",),
-        plus=("After lunch {B} brings {A} {n} extra {things}.", "{A} picks up {n} more on the way."),
-        minus=("{B} borrows {n} {things} and never returns them.", "{n} of them fall into the river."),
-        aside=("The walk home is {n} miles long.",),
-        asks=("How many {things} remain with {A}?", "So how many {things} has {A} got?"),
-    ),
-    "test": Sentences(
-        has=("{A}'s bag holds {n} {things}.", "{A} wakes up and sees {n} {things}."),
-        holds=("{A} carries {k} {boxes}, every one with {n} {things} inside.",),
-        plus=("In the evening {A} collects {n} more {things}.", "{B} drops off another {n} for {A}."),
-        minus=("{A} hands {n} {things} over to {B}.", "A magpie steals {n} of them."),
-        aside=("{B} is {n} years old.",),
-        asks=(
-            "At the end of the story, how many {things} does {A} own?",
-            "Count the {things} that {A} has now.",
-        ),
-    ),
-}
-
+"""Names and things, and the sentences of each split by their place in a story."""
 
 Step = tuple[str, int]
 """An operation (``+``, ``-``, ``*``) and its number."""
@@ -262,19 +171,19 @@ def _part(start: int, steps: list[Step]) -> int:
 
 
 def _tell(split: Split, start: int, steps: list[Step], aside: int | None, rng: np.random.Generator) -> str:
-    said = SENTENCES[split]
-    a, b = rng.choice(NAMES, 2, replace=False)
-    things, others = rng.choice(THINGS, 2, replace=False)
-    fill = {"A": a, "B": b, "things": things, "others": others, "boxes": rng.choice(BOXES)}
+    said = WORDS["sentences"][split]
+    a, b = rng.choice(WORDS["names"], 2, replace=False)
+    things, others = rng.choice(WORDS["things"], 2, replace=False)
+    fill = {"A": a, "B": b, "things": things, "others": others, "boxes": rng.choice(WORDS["boxes"])}
     if steps[0][0] == "*":
-        story = [str(rng.choice(said.holds)).format(k=start, n=steps[0][1], **fill)]
+        story = [str(rng.choice(said["holds"])).format(k=start, n=steps[0][1], **fill)]
         steps = steps[1:]
     else:
-        story = [str(rng.choice(said.has)).format(n=start, **fill)]
+        story = [str(rng.choice(said["has"])).format(n=start, **fill)]
     for operation, number in steps:
-        sentence = rng.choice(said.plus if operation == "+" else said.minus)
+        sentence = rng.choice(said["plus"] if operation == "+" else said["minus"])
         story.append(str(sentence).format(n=number, **fill))
     if aside is not None:
         place = int(rng.integers(1, len(story) + 1))
-        story.insert(place, str(rng.choice(said.aside)).format(n=aside, **fill))
-    return " ".join([*story, str(rng.choice(said.asks)).format(**fill)])
+        story.insert(place, str(rng.choice(said["aside"])).format(n=aside, **fill))
+    return " ".join([*story, str(rng.choice(said["asks"])).format(**fill)])

@@ -216,15 +216,6 @@ def _readable(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
-__all__ = [
-    "CHECKPOINTS_FOLDER",
-    "MODEL_FOLDER",
-    "CheckpointManager",
-    "best_checkpoint",
-    "latest_checkpoint",
-    "restore_rng",
-]
-
 CHECKPOINTS_FOLDER = "checkpoints"
 """Where a run keeps its checkpoints."""
 _PARTIAL, _REPLACED, _DELETED = ".partial", ".replaced", ".deleted"

@@ -116,30 +116,32 @@ class Parallel:
             raise ConfigError("learner.optim.name=adamw_8bit does not go with FSDP; use adamw")
         self.apart = ApartGradients(lambda: [p for group in optimizer.param_groups for p in group["params"]])
         """This process's gradients of channels that are kept apart."""
-        shared = reference is not None and reference.root is policy.root
+        shared = reference is not None and reference.running.root is policy.running.root
         if not self._sharded:  # FSDP2 sums in the type that it reduces in
             sum_in_float32(self.apart.parameters())  # before DDP looks at them
         before = sum(1 for _ in policy.model.parameters())
-        policy.root, self.optimizer = accelerator.prepare(policy.root, optimizer)
+        policy.running.root, self.optimizer = accelerator.prepare(policy.running.root, optimizer)
         if sum(1 for _ in policy.model.parameters()) != before:
             raise ConfigError(
                 "accelerate has parted weights that the model ties; set fsdp_cpu_ram_efficient_loading: false"
             )
         low = any(parameter.dtype in LOW_PRECISION for parameter in self.apart.parameters())
-        self._sums_here = low and isinstance(policy.root, DistributedDataParallel)
+        self._sums_here = low and isinstance(policy.running.root, DistributedDataParallel)
         """Whether gradients are summed over processes here, in float32; DDP sums in the weights' type."""
         if reference is None:
             return
         if shared:
-            reference.root = policy.root
+            reference.running.root = policy.running.root
         elif self._sharded:
             from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 
-            reference.root = fsdp2_prepare_model(accelerator, reference.root)
+            reference.running.root = fsdp2_prepare_model(accelerator, reference.running.root)
 
     def release(self) -> None:
         """Unwrap the policy, so that it computes in its own precision again after the training."""
-        self.policy.root = self.accelerator.unwrap_model(self.policy.root, keep_fp32_wrapper=False)
+        self.policy.running.root = self.accelerator.unwrap_model(
+            self.policy.running.root, keep_fp32_wrapper=False
+        )
 
     def autocast(self) -> AbstractContextManager[Any]:
         """A context in which the reference computes in the same precision as the policy."""
@@ -163,7 +165,7 @@ class Parallel:
     def _lend_apart(self, channel: str) -> None:
         """Make the parameters' gradients those that were kept for ``channel``, of all processes."""
         self.apart.lend(channel)
-        if isinstance(self.policy.root, DistributedDataParallel):
+        if isinstance(self.policy.running.root, DistributedDataParallel):
             self._sum_gradients()
 
     def _sum_gradients(self) -> None:
@@ -191,7 +193,7 @@ class Parallel:
 
     def one_pass(self, last: bool) -> AbstractContextManager[Any]:
         """A context for a forward and a backward pass; in the ``last`` of an update, DDP sums gradients."""
-        root = self.policy.root
+        root = self.policy.running.root
         if not isinstance(root, DistributedDataParallel) or (last and not self._sums_here):
             return nullcontext()
         waiting: AbstractContextManager[None] = root.no_sync()
@@ -216,7 +218,7 @@ class Parallel:
         if isinstance(self.raw, ChannelOptimizer):
             self.raw.take_turn(channel, rate, sharers)
         norm = _number(
-            self.accelerator.clip_grad_norm_(list(self.policy.root.parameters()), self.max_grad_norm)
+            self.accelerator.clip_grad_norm_(list(self.policy.running.root.parameters()), self.max_grad_norm)
         )
         norm = next((each for each in ranks.gather(norm) if not math.isfinite(each)), norm)
         finite = math.isfinite(norm)

@@ -14,8 +14,7 @@ import json
 import logging
 import math
 import random
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +22,6 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers.utils import logging as transformers_logging
 
 from selfverify.core.errors import CheckpointError
 from selfverify.policy import adapters
@@ -223,7 +221,7 @@ def load_matching(model: Any, folder: Path) -> None:
         folder: Holds ``config.json`` and safetensors files.
 
     Raises:
-        CheckpointError: The folder holds another architecture, or names or shapes do not match. ``model`` is
+        CheckpointError: The folder holds another type of model, or names or shapes do not match. ``model`` is
             unchanged.
     """
     if adapters.is_adapted(model):
@@ -233,12 +231,12 @@ def load_matching(model: Any, folder: Path) -> None:
         raise CheckpointError(
             f"{folder}: holds an adapter, the model has none; set policy.lora as in its recipe"
         )
-    _check_architecture(model, folder)
+    _check_kind(model, folder)
     # Where types are mixed, float32 holds every narrower value exactly, and copying narrows it again.
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     try:
-        with _quiet():
+        with no_bars_of_transformers():
             loaded, info = type(model).from_pretrained(
                 folder,
                 config=copy.deepcopy(model.config),
@@ -259,29 +257,13 @@ def load_matching(model: Any, folder: Path) -> None:
     model.load_state_dict(weights, strict=True)
 
 
-def _check_architecture(model: Any, folder: Path) -> None:
+def _check_kind(model: Any, folder: Path) -> None:
+    """Refuse weights of another type of model: one of the same names and shapes may compute otherwise."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder}: there is no config.json, so this is not a saved model") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder}: cannot read config.json: {error}") from None
-    saved = config.get("architectures") or []
-    own = type(model).__name__
-    if saved and own not in saved:
-        raise CheckpointError(f"{folder}: holds a {', '.join(saved)}, the model is a {own}")
-    saved_type, own_type = config.get("model_type"), model.config.model_type
-    if saved_type != own_type:
-        raise CheckpointError(f"{folder}: holds a model of type {saved_type!r}, the model is {own_type!r}")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence transformers, which prints a table of mismatches. Our error names them in one line."""
-    level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
-    try:
-        with no_bars_of_transformers():
-            yield
-    finally:
-        transformers_logging.set_verbosity(level)
+        saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder}: cannot read the model's type in config.json: {error!r}") from None
+    if saved != model.config.model_type:
+        raise CheckpointError(
+            f"{folder}: holds a model of type {saved!r}, the model is {model.config.model_type!r}"
+        )

@@ -14,6 +14,7 @@ from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
+from selfverify.core.score_tokens import ScoreReading
 from selfverify.core.tags import CHECK, RATE, SCORE_TAG, parse_score, parse_tagged, token_ends
 from selfverify.core.trajectory import Finish, Group, Trajectory
 from selfverify.objectives.advantage import step_log_ratios
@@ -87,21 +88,24 @@ class PolicyJudge:
 
     def score(self, groups: Sequence[Group]) -> Scores:
         """Read the judge's soft score of every answer; answers that it cannot read have none."""
+        return [[reading.soft if reading else None for reading in row] for row in self.readings(groups)]
+
+    def readings(self, groups: Sequence[Group]) -> list[list[ScoreReading | None]]:
+        """Read the judge's distribution over the scores of every answer."""
         if self.form == "ask":
-            found = no_scores(groups)
+            found: list[list[ScoreReading | None]] = [[None] * len(group.trajectories) for group in groups]
             opened = [self.policy.encoder.words(OPENING, "the beginning of a score")]
             asked = _ask(self.policy, groups, RATE)
             prompts = [prompt for _, _, prompt in asked]
-            readings = read_scores(self.policy, prompts, [opened] * len(asked), bare=True)
-            for (b, g, _), [reading] in zip(asked, readings, strict=True):
-                found[b][g] = reading.soft if reading else None
+            rows = read_scores(self.policy, prompts, [opened] * len(asked), bare=True)
+            for (b, g, _), [reading] in zip(asked, rows, strict=True):
+                found[b][g] = reading
             return found
         prefixes: list[list[list[int] | None]] = [[None] * len(group.trajectories) for group in groups]
         prompts = self.policy.encode(_questions(groups))
         for b, g, text in answers(groups):
             prefixes[b][g] = _opened(self.policy, prompts[b], g, text)
-        read = read_scores(self.policy, prompts, prefixes, bare=True)
-        return [[reading.soft if reading else None for reading in row] for row in read]
+        return read_scores(self.policy, prompts, prefixes, bare=True)
 
 
 @dataclass(frozen=True, slots=True)

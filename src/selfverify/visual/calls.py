@@ -9,7 +9,7 @@ from typing import Any
 
 from selfverify.core.episode import Call, PolicyTurn
 from selfverify.core.trajectory import Finish
-from selfverify.tasks.tool_calls import json_at, read_calls
+from selfverify.tasks.tool_calls import is_attempted, json_at, read_calls, without_thoughts
 
 _VTS = re.compile(r'\{\s*"(?:thought|action_name|action)"\s*:')
 _TAG = re.compile(r"<think>|<tool_call>")
@@ -20,19 +20,11 @@ _TERSE = re.compile(r"\s*([a-z_]{1,40}) ([0-9]{1,4}) ([0-9]{1,4}) ([0-9]{1,4}) (
 _RENAMED = {"bbox_2d": "bounding_box", "bbox": "bounding_box", "target_image": "image_index"}
 """Arguments of other models' tools by ours."""
 _NAMED = re.compile(r'"name"\s*:\s*"([^"\\\n]{1,60})"\s*,\s*"(?:arguments|parameters)"\s*:')
-_THOUGHTS = re.compile(r"<think>.*?(?:</think>|$)", re.DOTALL)
-_ANSWERED = re.compile(r"</(?:answer|score)>\s*$")
 _OBJECT = re.compile(
     r"""\{\s*['"]?(?:thought|action|action_name|tool|tool_name|function|function_call)['"]?\s*:"""
 )
-_ATTEMPT = r"""
-    \b(?:action_name|image_ind(?:ex|ices)|final_response|tool_calls?)\b            # words of schemas
-    | </?(?:tool|function|invoke|call|action|{names})\b | <\W?tool | \[TOOL_CALLS\]    # tags
-    | ^[^\w\n]*(?:action|tool|function|call)\W{{0,3}}:\W{{0,5}}(?:(?:{names})\b|\w+\()  # Action: crop(
-    | \b(?:{names})\(\s*(?:[\d\[{{"')]|\w+\s*[=:])                         # crop(1, ...), crop(image=1)
-    | [\[({{]\s*["'](?:{names})["'] | \bname["']?\s*[:=]\s*["'](?:{names})["']      # ["crop", 1, ...]
-"""
-"""Marks of a call in words that are none, for tools of these ``names``."""
+_SCHEMAS = r"\b(?:action_name|image_ind(?:ex|ices)|final_response|tool_calls?)\b"
+"""Words of the schemas of calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +96,8 @@ def read_look_call(
 
 def _attempted(text: str, names: Collection[str], by_template: bool) -> str:
     """Why words without a call that can be read are no answer; empty where they do not look like one."""
-    begin = text.find("</think>")
-    words = _THOUGHTS.sub("", text if begin < 0 else text[begin:])
-    pattern = _ATTEMPT.format(names="|".join(map(re.escape, names)) or "(?!)")
-    meant = _OBJECT.search(words) or (
-        not _ANSWERED.search(words) and re.search(pattern, words, re.VERBOSE | re.IGNORECASE | re.MULTILINE)
-    )
-    if not meant:
+    words = without_thoughts(text)
+    if _OBJECT.search(words) is None and not is_attempted(words, names, _SCHEMAS):
         return ""
     form = '{"name": ..., "arguments": {...}}'
     if not by_template:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from PIL.Image import Image, Resampling, new
 
-from selfverify.core.episode import EpisodeResult, Observation, PolicyTurn
+from selfverify.core.episode import PROBE_LOGPROB, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged, parse_tagged
 from selfverify.core.trajectory import ANSWER, Finish, Trajectory
@@ -38,11 +38,13 @@ class StepAnswer:
         answer: The answer as its judge reads it; None where there is none.
         correct: Whether it is right; None where that is not known, as in an outage of the judge.
         tokens: How many tokens the model wrote.
+        logprob: Their mean log-probability, nats; None where the sampler does not tell.
     """
 
     answer: Any
     correct: bool | None
     tokens: int
+    logprob: float | None = None
 
 
 @dataclass(slots=True)
@@ -181,6 +183,8 @@ PLAN = "plan"
 STEPS, FAULTS, DUPLICATES, SHOWN = "steps", "tool_faults", "duplicate_calls", "images_shown"
 """Rewards that count a conversation's steps, calls whose tool died or hung, repeated calls, new images."""
 TERMINATE = Terminate()
+ENDING = (Terminate.name, *Terminate.also)
+"""The names by which models end looking."""
 LONGEST_RESULT = 12_000
 """Characters of one observation; the middle of longer ones is left out."""
 
@@ -242,7 +246,7 @@ class VisualEpisode(SingleTurn):
         self._answering = False
         self._ratios: list[float | None] = []
         """For each turn what the verifier has measured."""
-        self._beside: list[tuple[VisualStep, Literal["asked", "own"], Tagged, int]] = []
+        self._beside: list[tuple[VisualStep, Literal["asked", "own"], Tagged, PolicyTurn]] = []
         """Answers beside the conversation: of which step, why, and their tokens."""
 
     @property
@@ -282,7 +286,7 @@ class VisualEpisode(SingleTurn):
         if ends and (stops or self.settings.terminate == "accept"):
             return self._answer(said, read)
         if ends and self.settings.answer_each_step:
-            self._beside.append((step, "own", self._tagged(said, read), len(said.tokens)))
+            self._beside.append((step, "own", self._tagged(said, read), said))
         if stops and self.settings.on_stop == "skip":
             return self._taken_back(step)
         self.steps.append(step)
@@ -320,7 +324,7 @@ class VisualEpisode(SingleTurn):
     def probed(self, said: PolicyTurn) -> None:
         """Keep the answer that was asked for after the last step."""
         tagged = self._tagged(said, self._read_call(said))
-        self._beside.append((self.steps[-1], "asked", tagged, len(said.tokens)))
+        self._beside.append((self.steps[-1], "asked", tagged, said))
 
     def answers(self) -> Sequence[Tagged]:
         return [*self._answers, *(tagged for _, _, tagged, _ in self._beside)]
@@ -349,10 +353,10 @@ class VisualEpisode(SingleTurn):
         measured = [ratio for ratio in self._ratios if ratio is not None]
         if measured and len(measured) == len(self._ratios):
             made.scores[LOG_RATIO] = math.fsum(measured)
-        for step, why, tagged, tokens in self._beside:
+        for step, why, tagged, said in self._beside:
             judged = self.verdict(self.problem, tagged)
             correct = None if judged.unjudged else judged.correct
-            given = StepAnswer(judged.answer, correct, tokens)
+            given = StepAnswer(judged.answer, correct, len(said.tokens), said.values.get(PROBE_LOGPROB))
             step.asked, step.own = (given, step.own) if why == "asked" else (step.asked, given)
         made.turns = [asdict(step) for step in self.steps] + made.turns
         return made
@@ -360,7 +364,8 @@ class VisualEpisode(SingleTurn):
     def _read_call(self, said: PolicyTurn) -> VisualCall:
         """The call in a turn, with an error where it is neither a call that can be made nor an answer."""
         images = len(self.problem.images)
-        read = read_look_call(said, self.problem.tools, images, self.toolbox.names)
+        names = {*self.toolbox.names, *ENDING}  # it ends looking also where it is not offered
+        read = read_look_call(said, self.problem.tools, images, names)
         if said.finish != Finish.STOP and not (self.tags and parse_tagged(said.text, self.tags).answer_ok):
             return replace(read, error="the message was cut off: it is too long. Write less")
         if read.call is not None and self._terminates(read):
@@ -371,7 +376,7 @@ class VisualEpisode(SingleTurn):
         return read
 
     def _terminates(self, read: VisualCall) -> bool:
-        return read.call is not None and read.call.name in (Terminate.name, *Terminate.also)
+        return read.call is not None and read.call.name in ENDING
 
     def _answer(self, said: PolicyTurn, read: VisualCall) -> Observation:
         """Take a turn as the answer t_{H+1}."""
@@ -387,8 +392,11 @@ class VisualEpisode(SingleTurn):
         asked = TERMINATE.read(read.call.arguments)
         assert isinstance(asked, TerminateArguments)
         text = asked.final_response
-        tagged = parse_tagged(text, self.tags)
-        return tagged if tagged.answer_ok else Tagged({"answer": text}, answer_ok=True)
+        for tags in (self.tags, [tag for tag in self.tags if tag != "think"]):
+            tagged = parse_tagged(text, tags)
+            if tagged.answer_ok:
+                return tagged
+        return Tagged({"answer": tagged.fields.get("answer") or text}, answer_ok=True)
 
     def _carried_out(self, step: VisualStep, read: VisualCall) -> tuple[list[Part], list[Image]]:
         """The observation o_h: parts of a message, and images."""

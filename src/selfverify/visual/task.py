@@ -265,6 +265,12 @@ class VisualToolTask(VisualTask):
     def answer_parts(self, problem: Problem, answers: Floats) -> dict[str, Floats]:
         return self.inner.answer_parts(problem, answers)
 
+    def check_files(self, split: Split) -> None:
+        self.inner.check_files(split)
+
+    def broken(self, split: Split) -> list[str]:
+        return self.inner.broken(split)
+
     def count(self, split: Split) -> int | None:
         return self.inner.count(split)
 
@@ -321,12 +327,6 @@ class LookQuestions(VisualToolTask):
         super().__init__(inner, look)
         self.name, self.config = "look", config
         self.metrics = (*inner.metrics, Metric(STEPS, STEPS), Metric(CROP_HIT, CROP_HIT))
-
-    def check_files(self, split: Split) -> None:
-        self.inner.check_files(split)
-
-    def broken(self, split: Split) -> list[str]:
-        return self.inner.broken(split)
 
 
 MARKED = "The numbers on an image name its parts; you may refer to them. "

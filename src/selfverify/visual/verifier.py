@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -94,6 +95,10 @@ class StepVerifier(RolloutHook):
     its own tokens only. Where R's tokenizer is the verifier's the tokens are those that R has sampled; else
     its text is tokenised anew, without special tokens, with the end of a message behind it.
 
+    Several rollouts may be heard by the same models at the same time, each by a `StepVerifier` of its own.
+    These take turns with single passes (``lock``), since a model computes with one adapter at a time and a
+    tokenizer has one set of switches.
+
     A turn's sum over plan and action, in nats, is put into `PolicyTurn.values` as ``log_ratio``, with the
     plan's part as ``log_ratio_plan``. A turn that is longer than the verifier's context, or holds something
     that it cannot read, is noted, and nothing is measured in that conversation from then on.
@@ -102,12 +107,21 @@ class StepVerifier(RolloutHook):
         policy: V_φ.
         base: V_φ0; None is V_φ without its adapter, which shares its weights.
         reasoner: R, where it is a policy.
+        lock: Held while a model or its tokenizer works, and by all who use the same models; None: no one else
+            does.
 
     Raises:
         ConfigError: There is no base and no adapter, or V_φ and V_φ0 have different tokens.
     """
 
-    def __init__(self, policy: Policy, base: Policy | None = None, reasoner: Policy | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        base: Policy | None = None,
+        reasoner: Policy | None = None,
+        lock: Lock | None = None,
+    ) -> None:
+        self._working = lock or Lock()
         base = policy.without_adapter() if base is None else base
         self.policies = (policy, base)
         vocabulary = policy.tokenizer.get_vocab()
@@ -140,8 +154,10 @@ class StepVerifier(RolloutHook):
         group = SamplingConfig(group_size=max(map(len, alike.values()), default=1), temperature=1.0)
         self._readers = []
         for policy in self.policies:
-            prompts = policy.encode([problems[places[0]] for places in alike.values()])
-            threads = policy.threads(prompts, group, seeds=[0] * len(prompts))
+            with self._working:
+                prompts = policy.encode([problems[places[0]] for places in alike.values()])
+            with self._working:
+                threads = policy.threads(prompts, group, seeds=[0] * len(prompts))
             self._readers.append(_Reader(policy, ReplyEncoder(policy.encoder), threads))
         self._heard = {
             place: _Heard(problem, len(prompts[self._rows[place][0]].ids))
@@ -166,7 +182,8 @@ class StepVerifier(RolloutHook):
             if talk.deaf:
                 continue
             try:
-                talk.last = self._tokens(talk, words)
+                with self._working:
+                    talk.last = self._tokens(talk, words)
             except DataError as error:
                 self._give_up(talk, str(error))
                 continue
@@ -194,10 +211,11 @@ class StepVerifier(RolloutHook):
             else:
                 self._mark(place)
             try:
-                encoded = [
-                    without_written_end(talk.last, reader.writer.encode(talk.problem, reply, talk.turns))
-                    for reader in self._readers
-                ]
+                with self._working:
+                    encoded = [
+                        without_written_end(talk.last, reader.writer.encode(talk.problem, reply, talk.turns))
+                        for reader in self._readers
+                    ]
             except DataError as error:
                 self._give_up(talk, str(error))
                 continue
@@ -229,7 +247,8 @@ class StepVerifier(RolloutHook):
         found = []
         for number, reader in enumerate(self._readers):
             new = {self._rows[place]: piece[number] for place, piece in pieces.items()}
-            told = reader.threads.append(new, score)
+            with self._working:
+                told = reader.threads.append(new, score)
             found.append({place: told[row] for place, row in self._rows.items() if row in told})
         return tuple(found)
 
@@ -289,6 +308,8 @@ class StoppingVerifier:
         self.rule = _rule(settings)
         self._models: dict[tuple[str, str | None], tuple[Policy, Policy | None]] = {}
         """By the names of verifier and base what was loaded."""
+        self._lock = Lock()
+        """Held while they load or work."""
 
     def changed(self, settings: VisualConfig) -> StoppingVerifier:
         """Return the rule that ends looking with other settings; models that were loaded for these are not
@@ -299,7 +320,7 @@ class StoppingVerifier:
             DataError: See the class.
         """
         made = StoppingVerifier(settings)
-        made._models = self._models
+        made._models, made._lock = self._models, self._lock
         return made
 
     def listener(self, reasoner: Policy | None) -> RolloutHook | None:
@@ -320,14 +341,15 @@ class StoppingVerifier:
             from selfverify.visual.served_verifier import ServedModel, ServedVerifier  # it needs aiohttp
 
             return ServedVerifier(ServedModel.of(path, "verifier"), ServedModel.of(base, "verifier"))
-        if (path, base) not in self._models:
-            own = reasoner if reasoner is not None and reasoner.config.path == path else None
-            policy = own or (
-                Policy.load(path) if reasoner is None else Policy.load(reasoner.config.for_model(path))
-            )
-            below = None if base is None else Policy.load(policy.config.for_model(base))
-            self._models[path, base] = policy, below
-        return StepVerifier(*self._models[path, base], reasoner=reasoner)
+        with self._lock:
+            if (path, base) not in self._models:
+                own = reasoner if reasoner is not None and reasoner.config.path == path else None
+                policy = own or (
+                    Policy.load(path) if reasoner is None else Policy.load(reasoner.config.for_model(path))
+                )
+                below = None if base is None else Policy.load(policy.config.for_model(base))
+                self._models[path, base] = policy, below
+        return StepVerifier(*self._models[path, base], reasoner=reasoner, lock=self._lock)
 
 
 def is_address(name: str) -> bool:

@@ -174,7 +174,8 @@ def test_what_android_writes_wrongly_is_read() -> None:
         ("&#55357;", "\ufffd"), ("\x01", "\ufffd"), ("&#128512;", "😀"), ("&#xE001;&#57344;", "\ue001\ue000"),
         ("&#57345;&#57346; Home", "\ue001\ue002 Home"), ("&#56320;&#55357;", "\ufffd\ufffd"),
         ("&#65;&#55357;&#56832;&#60;", "A😀<"), ("&#55357;&#55357;&#56832;", "\ufffd😀"),
-        ("&#9999999;&#38;", "\ufffd&"),
+        ("&#9999999;&#38;", "\ufffd&"), ("&#12345678901;&#xFFFFFFFF;", "\ufffd\ufffd"),
+        ("a & b&c&nbsp;d&", "a & b&c&nbsp;d&"), ("&amp;#55357;", "&#55357;"),
     ):  # fmt: skip
         text = read_hierarchy((dump.replace("PLACE", written) + "\nDone.\n").encode(), SIZE).elements[0].texts
         assert text == (shown,)

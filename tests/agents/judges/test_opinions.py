@@ -39,7 +39,11 @@ VERDICT = "<Verdict>SUCCESS</Verdict>"
 
 @pytest.mark.parametrize("text", [
     "", "SUCCESS", VERDICT, answer(verdict="SUCCESS or FAILURE"), answer(verdict="not SUCCESS"),
-    answer(verdict=""), answer(valid="1"), answer(words="round 2 " + "a" * LONGEST),
+    answer(verdict="SUCCESS, FAILURE"), answer(verdict="SUCCESS: it failed"), answer(verdict="No: SUCCESS"),
+    answer(verdict="SUCCESS, but only half of it"), answer(verdict="成功，但不完整"),
+    answer(valid="True: partly"),
+    answer(verdict=""), answer(verdict="SUCCESS\n- in part"), answer(verdict="partial\nSUCCESS"),
+    answer(valid="1"), answer(words="round 2 " + "a" * LONGEST),
     # Thoughts that never end; another verdict inside the reasons, or behind them.
     "<think>" + answer(), answer() + "</think><think>" + answer(verdict="FAILURE"),
     answer(words="It says <Verdict>FAILURE</Verdict>, round 2."), answer() + answer(verdict="FAILURE"),
@@ -75,6 +79,9 @@ HABITS: list[Habit] = [
         f"<think>{answer(words)} or {answer(verdict='FAILURE')}?</think>{answer(words, valid, verdict)}"
     ),
     lambda words, valid, verdict: f"Maybe. Round 77. No.\n</think>\n{answer(words, valid, verdict)}",
+    lambda words, valid, verdict: answer(words, f"{valid}, for round 2", f"**{verdict}**: it is as shown."),
+    lambda words, valid, verdict: answer(words, valid, {"SUCCESS": "成功", "FAILURE": "失敗"}[verdict]),
+    lambda words, valid, verdict: answer(words, valid, {"SUCCESS": "Succeeded", "FAILURE": "FAIL"}[verdict]),
     lambda words, valid, verdict: answer(
         words, "真" if valid == "True" else "假", "成功" if verdict == "SUCCESS" else "失败"
     ),
@@ -110,6 +117,19 @@ def test_habits_of_writing_do_not_matter(habit: Habit, valid: str, verdict: str)
         ("第2轮显示“7:30”，任务已完成。", (2,)),
         ("第 2、5 轮，见「第9轮」", (2, 5)),
         ("在第二轮和Round 5中", (2, 5)),
+        *(
+            (f"{named} 5", (5,))
+            for named in (
+                "Round-",
+                "Round No.",
+                "Runde",
+                "La ronda",
+                "В раунде",
+                "回合",
+                "ラウンド",
+                "라운드",
+            )
+        ),
     ],
 )
 def test_rounds_that_are_named(words: str, rounds: tuple[int, ...]) -> None:
@@ -159,7 +179,11 @@ def test_altered_quotations_are_counted(words: str, quotations: int, altered: in
 
 def test_long_nonsense_is_read_in_no_time() -> None:
     """Every pattern is linear: these would take hours otherwise."""
-    for filler in ("Rounds 1, ", "rounds " + "1" * 60_000, '"', "<Reasoning>", "</Reasoning>", " ", "round "):
+    for filler in ("_", "*:", "a_"):
+        read_opinion(answer(verdict=filler * (90_000 // len(filler))), CASE)
+    unclosed = VERDICT[:20] + "\n"
+    for filler in ("Rounds 1, ", "rounds " + "1" * 60_000, '"', "<Reasoning>", "</Reasoning>", " ", "round ",
+                   unclosed):  # fmt: skip
         read_opinion(answer(filler * (90_000 // len(filler))), CASE)
         read_opinion(filler * (99_000 // len(filler)), CASE)
 

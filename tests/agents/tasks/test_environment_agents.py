@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from tests.agents.told import held
 
 from environment_servers import serve
-from selfverify.agents import environment_task
 from selfverify.agents.environment_task import EnvironmentAgents, EnvironmentAgentsConfig
 from selfverify.core.episode import Call
 from selfverify.core.errors import ConfigError, DataError
@@ -160,7 +159,7 @@ def test_goals_are_checked_before_a_conversation_begins(
     ],
 )
 def test_settings_that_cannot_work(changed: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment_task, "distributions", dict)
+    monkeypatch.setattr("selfverify.core.config.distributions", dict)
     with pytest.raises(ValidationError, match=message):
         EnvironmentAgentsConfig(**{"sources": [{"kind": "server", "url": "http://x:1"}], **changed})
 

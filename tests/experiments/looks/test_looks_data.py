@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 from selfverify.core.config import SamplingConfig
-from selfverify.core.errors import ConfigError, DataError
-from selfverify.evaluation.samples import IMAGES
+from selfverify.core.errors import ConfigError, DataError, FileError
+from selfverify.evaluation.samples import IMAGES, written_images
+from selfverify.experiments import visual_data
 from selfverify.experiments.command_config import TeacherConfig
 from selfverify.experiments.recipe import to_yaml
 from selfverify.experiments.registry import make_method, make_task
@@ -192,6 +194,8 @@ def test_an_image_without_a_range_is_a_row_less(tmp_path: Path, servers: Loop) -
     recipe = far_recipe(task=task)
     done = collect_looks(recipe, TeacherConfig(server=url, model="m"), tmp_path / "looks", 2)
     assert (done.traces, done.unusable) == (1, 1) and "f.tif: an image cannot be shown" in done.reason
+    with pytest.raises(DataError, match=r"no collected trace is right .*; 1 problems: .*f\.tif: an image"):
+        branch_looks(recipe, TeacherConfig(server=url, model="m"), tmp_path / "looks", "branched")
 
 
 def test_nothing_right_says_why(tmp_path: Path, servers: Loop) -> None:
@@ -254,6 +258,29 @@ def test_a_collection_that_is_killed_goes_on(tmp_path: Path, monkeypatch: pytest
     assert journal.read_bytes() == (tmp_path / "b" / "collected.jsonl").read_bytes()
     one, other = ({p.name for p in (tmp_path / name / IMAGES).iterdir()} for name in "ab")
     assert one == other
+
+
+@pytest.mark.parametrize("room", [0, 5, 13])
+def test_a_full_disk_ends_a_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """No conversation counts as broken off, and the next call makes what one would have made."""
+    whole, folder = tmp_path / "whole", tmp_path / "looks"
+    collect_looks(far_recipe(), EXPERT, whole, problems=4)
+    written: list[str] = []
+
+    def until_full(images: Path, shown: Any) -> list[str]:
+        if len(written) == room:
+            raise FileError(errno.ENOSPC, "the disk is full", str(images))
+        written.extend(written_images(images, shown))
+        return written[-1:]
+
+    monkeypatch.setattr(visual_data, "written_images", until_full)
+    with pytest.raises(FileError, match=r"looks/images: the disk is full"):
+        collect_looks(far_recipe(), EXPERT, folder, problems=4)
+    monkeypatch.undo()
+    collect_looks(far_recipe(), EXPERT, folder, problems=4)
+    for file in (path.relative_to(whole) for path in whole.rglob("*") if path.is_file()):
+        found, wanted = ((place / file).read_bytes().split(b"\n") for place in (folder, whole))
+        assert sorted(found) == sorted(wanted), file  # lines stand as conversations ended
 
 
 def test_the_commands(tmp_path: Path, servers: Loop) -> None:

@@ -251,6 +251,17 @@ def test_all_references_count(tmp_path: Path) -> None:
     rows = [{"question": "How many?", "answer": "A", "options": options, "images": []}]
     about = asked_and_wanted(LookQuestions(LookQuestionsConfig(), {"train": rows}).problem("train", 0, 0))
     assert "Reference: A. two or: C. Two.\n" in judge_prompt(about, trace(tmp_path, "t", "so"))
+    money = {
+        "question": "How much, $1?",
+        "answer": "$5 or $6",
+        "alternatives": ["$5 to $6 {each}"],
+        "images": [],
+    }
+    about = asked_and_wanted(
+        LookQuestions(LookQuestionsConfig(), {"train": [money | {"images": []}]}).problem("train", 0, 0)
+    )
+    told = judge_prompt(about, trace(tmp_path, "t", "so", answer="$5, ${x}"))
+    assert "Question: How much, $1?\n\nReference: $5 or $6 or: $5 to $6 {each}\n\nAnswer: $5, ${x}\n" in told
 
 
 @pytest.mark.parametrize(
@@ -263,7 +274,14 @@ def test_all_references_count(tmp_path: Path) -> None:
         ("CORRECT. Both say that it is not a dog.", True), ("It is not a cat.\n\nINCORRECT", False),
         ("The answer is not correct.", None), ("That isn't correct", None), ("Partially correct", None),
         ("The correct answer is B, and this says C.", None), ("Is it CORRECT?", None),
-        ("<think>It seems CORRECT.\nCORRECT", None),
+        ("<think>It seems CORRECT.\nCORRECT", None), ("partially\ncorrect", None), ("in\ncorrect", None),
+        ("**Not**\n\n*correct*", None), ("in-correct", None), ("It is far from\ncorrect.", None),
+        ("Partly.\nCorrect.", None), ("Correct, but only in part.", None), ("CORRECT (no)", None),
+        ("Correct? No.", None), ("partly right", None), ("并非 correct", None), ("部分\ncorrect", None),
+        ("ＣＯＲＲＥＣＴ（正确）", True), ("不正确", None), ('{"verdict": "not correct"}', None),
+        ('{\n  "verdict": "Correct"\n}', True), ("_CORRECT_", True), ("The reference is correct", None),
+        ("It would be correct.", None), ("The final verdict:\n**CORRECT**", True), ("cor\u00adrect", True),
+        ("Both name it, as it is not red.\nCORRECT", True), ("CORRECT. No word contradicts it.", True),
     ],
 )  # fmt: skip
 def test_a_judges_words(said: str, right: bool | None) -> None:

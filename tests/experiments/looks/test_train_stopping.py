@@ -19,7 +19,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.experiments import train_stopping
 from selfverify.experiments import train_stopping as stages
 from selfverify.experiments.recipe import Recipe, load_recipe, to_yaml
-from selfverify.experiments.run import train
+from selfverify.experiments.run import evaluate_recipe, train
 from selfverify.experiments.visual_sets import Sets
 from selfverify.policy.policy import Policy
 from selfverify.visual.stopping import STOPPING_FILE, StopCalibration
@@ -81,6 +81,14 @@ def test_stages_follow_each_other_and_go_on(tmp_path: Path, monkeypatch: pytest.
     before = metrics.read_text()
     stages.train_stopping(wanted, resume=True)
     assert metrics.read_text() == before and len(held.calibrated) == 2
+    noted = (folder / "recipe.yaml").read_bytes()
+    separate = wanted.learner.optim.model_copy(update={"channels": "separate"})
+    refused = wanted.model_copy(
+        update={"learner": wanted.learner.model_copy(update={"steps": 3, "optim": separate})}
+    )
+    with pytest.raises(ConfigError, match="channels=joint"):
+        stages.train_stopping(refused, resume=True)
+    assert (folder / "recipe.yaml").read_bytes() == noted
 
 
 @pytest.mark.parametrize(("more", "said"), [
@@ -101,6 +109,29 @@ def test_conversations_without_a_pair(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(stages, "make_sets", lambda *_, **__: none)
     with pytest.raises(DataError, match=r"no pair came of 4 conversations .*stopping.temperature"):
         stages.train_stopping(recipe(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["", "\n", '{"question": "?"}\n'])
+def test_a_file_without_rows_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    """It is named before a model is loaded or anything of an earlier run is deleted."""
+    rows, kept = tmp_path / "rows.jsonl", tmp_path / "run/looks/kept"
+    rows.write_text(content)
+    kept.mkdir(parents=True)
+    wanted = recipe(
+        tmp_path, task={"name": "look", **dict.fromkeys(("train", "validation", "test"), str(rows))}
+    )
+    monkeypatch.setattr(Policy, "load", None)
+    for run in (
+        lambda: stages.train_stopping(wanted),
+        lambda: train(wanted.model_copy(update={"stopping": None})),
+        lambda: evaluate_recipe(wanted),
+        lambda: stages.CappedLooks(wanted, None, str(tmp_path), "builtin:digits").hold("validation"),
+    ):
+        with pytest.raises(DataError, match=r"rows\.jsonl (is empty|has no usable row)"):
+            run()
+    assert kept.exists()
 
 
 def test_a_plain_run_refuses_such_a_recipe(tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data.rows import open_rows
-from selfverify.experiments.visual_export import export_looks
-from selfverify.experiments.visual_sets import read_pairs
+from selfverify.experiments.visual_sets import export_looks, read_pairs
 
 
 def plain(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -200,15 +199,21 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no file .*sft\.jsonl"):
         export_looks(tmp_path, tmp_path / "a", "trl")
     text = (looks / "sft.jsonl").read_text()
-    (looks / "sft.jsonl").write_text(text.replace("What is p0", "What is <image> p0"))
-    with pytest.raises(DataError, match="r0: a text has <image> in it"):
-        export_looks(looks, tmp_path / "a", "llama-factory")
+    for mark in ("<image>", "<video>"):
+        (looks / "sft.jsonl").write_text(text.replace("What is p0", f"What is {mark} p0"))
+        with pytest.raises(DataError, match=f"r0: a text has {mark} in it"):
+            export_looks(looks, tmp_path / "a", "llama-factory")
     (looks / "sft.jsonl").write_text(text.replace('"images/', '"images/../images/', 1))
     with pytest.raises(DataError, match="is no name of an image"):
         export_looks(looks, tmp_path / "a", "trl")
     (looks / "sft.jsonl").write_text(text)
-    next((looks / "images").iterdir()).unlink()
-    with pytest.raises(DataError, match=r"the image .*\.png is missing"):
+    image = next((looks / "images").iterdir())
+    for content in (b"", image.read_bytes()[:-20]):
+        image.write_bytes(content)
+        with pytest.raises(DataError, match=rf"the image .*{image.name} is damaged"):
+            export_looks(looks, tmp_path / "b", "trl")
+    image.unlink()
+    with pytest.raises(DataError, match=rf"the image .*{image.name} is missing"):
         export_looks(looks, tmp_path / "b", "trl")
 
 

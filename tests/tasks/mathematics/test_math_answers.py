@@ -139,6 +139,7 @@ def test_answers_that_differ_vote_apart(task: Math, apart: tuple[str, ...]) -> N
         ("2^0.5", r"\sqrt{2}", "√2"),
         ("CO2", "CO_2", "CO₂"),
         ("9.8 m/s^2", "9.8 m s^{-2}", "9.8 meters per second squared"),
+        ("x^{2}+1", "x^2 + 1", "x²+1"),
     ],
 )
 def test_spellings_of_one_answer_vote_together(task: Math, alike: tuple[str, ...]) -> None:
@@ -165,6 +166,8 @@ FREE: list[Row] = [
     *[(t, "The answer is 4. No, the answer is 5.", t == "5") for t in ("4", "5")],
     *[("18", f"She sells 9 eggs.\n#### {x}", x == "18") for x in ("18", "17", "18 or 17")],
     *[("5", f"So it is.\n\n**Final Answer**\n\n{x}", True) for x in ("5", r"\boxed{5}", "**5**", "5 apples")],
+    *[("5", f"So.\n\n{x}\n5", True) for x in ("## Answer", "**Answer**", "#### Final answer", "# Answer:")],
+    ("5", "I know the answer\n5", False),
     *[("5", f"### Final Answer\n{x}", False) for x in ("5 or 6", "not 5", r"\boxed{5} or \boxed{6}")],
     *[("5", "最终答案：5。", True), ("5", "答案是5或6", False), ("5", "答案不是5", False)],
     *[("J. Smith", "The answer is J. Smith", True), ("St. John", "The answer is St. John the Elder.", False)],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import astuple
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from selfverify.core.problem import SPLITS, Problem, Split
 from selfverify.core.tags import parse_tagged
-from selfverify.tasks.word_sums import SENTENCES, WordSums, WordSumsConfig
+from selfverify.tasks.word_sums import WORDS, WordSums, WordSumsConfig
 
 HARD = {"largest": 50, "operations": (1, 3), "asides": 0.5}
 ARITHMETIC: dict[str, Callable[[int, int], int]] = {
@@ -40,7 +39,7 @@ def judged(task: WordSums, problem: Problem, text: str) -> float:
 
 
 def test_splits_share_neither_numbers_nor_sentences() -> None:
-    said = {split: {s for kind in astuple(SENTENCES[split]) for s in kind} for split in SPLITS}
+    said = {split: {s for kind in WORDS["sentences"][split].values() for s in kind} for split in SPLITS}
     assert not any(said[a] & said[b] for a, b in combinations(SPLITS, 2))
     assert {split: len(sentences) for split, sentences in said.items()} == {
         "train": 23,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import re
 import sys
@@ -13,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers.models.sam2.processing_sam2 import Sam2Processor
+from transformers.models.sam3_tracker.processing_sam3_tracker import Sam3TrackerProcessor
 
 import tiny_tool_models as tiny
 from selfverify.core.errors import ConfigError
@@ -159,16 +163,39 @@ def test_sam(folder: Write, gallery: Gallery, write: Callable[[Path], Path]) -> 
     assert "torchvision" not in sys.modules
 
 
+def own_masks(name: str, logits: torch.Tensor, size: tuple[int, int]) -> Any:
+    """Masks by transformers' own image processor, whose module cannot be imported without torchvision."""
+    package = importlib.util.find_spec(f"transformers.models.{name}")
+    source = ast.parse(Path(package.submodule_search_locations[0], f"image_processing_{name}.py").read_text())
+    method = next(node for node in ast.walk(source) if getattr(node, "name", "") == "post_process_masks")
+    names: dict[str, Any] = {"torch": torch, "np": np, "F": torch.nn.functional}
+    exec(compile(ast.Module([method], []), name, "exec"), names)  # noqa: S102 - transformers' own lines
+    [masks] = names["post_process_masks"](None, [logits], [size])
+    return masks[:, 0].numpy()
+
+
 @pytest.mark.parametrize(
-    ("write", "side", "black"), [(tiny.write_sam2, 64, -0.485 / 0.229), (tiny.write_sam3, 56, -1.0)]
+    ("write", "name", "processor", "side", "black"),
+    [
+        (tiny.write_sam2, "sam2", Sam2Processor, 64, -0.485 / 0.229),
+        (tiny.write_sam3, "sam3", Sam3TrackerProcessor, 56, -1.0),
+    ],
 )
 def test_sam_2_and_3_read_a_square(
-    folder: Write, gallery: Gallery, write: Callable[[Path], Path], side: int, black: float, monkeypatch: Any
+    folder: Write,
+    gallery: Gallery,
+    write: Callable[[Path], Path],
+    name: str,
+    processor: Any,
+    side: int,
+    black: float,
+    monkeypatch: Any,
 ) -> None:
-    """Pixels and boxes are stretched to the model's square, and its masks back to the image."""
+    """Pixels and boxes are stretched to the model's square, and its masks back to the image, as there."""
     seen: dict[str, Any] = {}
     logits = torch.full((1, 2, 1, 16, 16), -1.0)
     logits[0, 0, 0, :8, :8] = 1.0
+    logits += torch.rand(logits.shape, generator=torch.Generator().manual_seed(0)) - 0.5
 
     def load(kind: Any, name: str, device: str) -> Any:
         model = loaded(kind, name, device)
@@ -179,8 +206,10 @@ def test_sam_2_and_3_read_a_square(
     monkeypatch.setattr(segment, "loaded", load)
     tool = ImageSegment(Sam(folder(write)))
     found = run(tool, gallery, image_index=2, bounding_boxes=[[*box] for box in BOXES])
-    ratio = np.array([side / 90, side / 60] * 2)
-    assert np.allclose(seen["input_boxes"][0], np.array(BOXES) * ratio, atol=1e-3)
+    boxes = processor._normalize_coordinates(None, side, torch.tensor(BOXES), (60, 90), is_bounding_box=True)
+    assert torch.allclose(seen["input_boxes"][0], boxes)
+    masks = tool.segmenter.masks(gallery.picture(2).full, BOXES)
+    assert np.array_equal(np.stack(masks), own_masks(name, logits[0], (60, 90)))
     pixels = seen["pixel_values"]
     assert pixels.shape == (1, 3, side, side) and pixels[0, 0, -1, -1] == pytest.approx(black, abs=1e-4)
     assert (pixels[0, :, : side // 2 - 2, : side // 2 - 2] > 0).all() and pixels[0, 0, 1, -1] < 0
@@ -188,6 +217,10 @@ def test_sam_2_and_3_read_a_square(
     lines = found.text.splitlines()
     assert int(lines[0].split("fills ")[1].split("%")[0]) > 95
     assert lines[1] == "2: nothing was found in its box"
+    shown = folder(write)
+    (Path(shown) / "processor_config.json").unlink()
+    with pytest.raises(ToolError, match="settings say no image_mean and no image_std and no size"):
+        Sam(shown, "cpu:0").masks(gallery.picture(2).full, BOXES)
 
 
 def test_models_that_are_not_there(tmp_path: Path, gallery: Gallery) -> None:

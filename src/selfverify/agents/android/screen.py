@@ -32,8 +32,10 @@ GROUPS = frozenset(
 _BEGIN = re.compile(r"<\?xml\b|<hierarchy\b")
 _DECLARATION = re.compile(r"<![A-Z]")
 _BOUNDS = re.compile(r"\[(-?\d{1,6}),(-?\d{1,6})\]\[(-?\d{1,6}),(-?\d{1,6})\]")
-_REFERENCE = re.compile(r"&#(\d{1,7}|x[0-9a-fA-F]{1,6});")
+_REFERENCE = re.compile(r"&#(\d{1,12}|x[0-9a-fA-F]{1,12});")
 _REFERENCES = re.compile(rf"(?:{_REFERENCE.pattern})+")
+# An & that some describer has not escaped stands for itself.
+_BARE = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#\d{1,12}|#x[0-9a-fA-F]{1,12});)")
 _ILLEGAL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _ACTIONS = {
     "clickable": "click",
@@ -91,7 +93,7 @@ def _parse(dump: bytes) -> ElementTree.Element:
     text = text[begin.start() : text.rfind(">") + 1]
     if _DECLARATION.search(text):
         raise UnreadableScreen("it declares document types or entities, which no hierarchy does")
-    text = _REFERENCES.sub(_joined, text)
+    text = _REFERENCES.sub(_joined, _BARE.sub("&amp;", text))
     try:
         root = ElementTree.fromstring(_ILLEGAL.sub("\ufffd", text))
     except ElementTree.ParseError as error:

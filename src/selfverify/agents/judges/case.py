@@ -227,14 +227,31 @@ nothing."""
 LONGEST = 100_000
 """Characters of an answer that is read."""
 
-_VALUE = re.compile(r"<\s{0,3}(validevidence|verdict)\s{0,3}>\s*([^<\n]*)", re.IGNORECASE)
+_VALUE = re.compile(
+    r"<\s{0,3}(validevidence|verdict)\s{0,3}>\s*+([^<\n]*+(?:[^<]*+(?=<\s{0,3}/\s{0,3}\1\s{0,3}>))?+)",
+    re.IGNORECASE,
+)
+"""A value ends with its tag, or with its line where the tag is not closed."""
 _TAG = re.compile(r"<\s{0,3}/?\s{0,3}(?:reasoning|validevidence|verdict)\s{0,3}>|```\w*", re.IGNORECASE)
 _MEANT = {
     "validevidence": {"true": True, "真": True, "false": False, "假": False},
-    "verdict": {"success": True, "成功": True, "failure": False, "失败": False},
+    "verdict": {
+        **dict.fromkeys(("success", "succeeded", "successful", "成功"), True),
+        **dict.fromkeys(("failure", "fail", "failed", "unsuccessful", "失败", "失敗"), False),
+    },
 }
+_EXPLAINED = re.compile(r"[\W_]*([^\W_]+)[*_`\])]*\s*[:：,，;；.。(（—–-](.*)")
+_HEDGE = re.compile(
+    r"\b(?:but|not|part|partial|partially|partly|almost|nearly|mostly|except|however|unless|only|yet)\b"
+    r"|部分|但|不|未"
+)
+"""Words that take back some of a success. A failure that is explained so is one all the same."""
 _QUOTED = re.compile(r"\"([^\"\n]{1,400})\"|“([^“”\n]{1,400})”|「([^「」\n]{1,400})」")
-_ONE_ROUND = re.compile(r"(?<![a-z])round ?:? ?(\d{1,9})(?![\da-z])", re.IGNORECASE)
+_ONE_ROUND = re.compile(
+    r"(?<![a-z])(?:round|runde|ronda|раунд[а-я]?|ラウンド|라운드|回合|轮次|輪次)"
+    r" ?(?:no\.|nr\.|[:：-])? ?(\d{1,9})(?![\da-z])",
+    re.IGNORECASE,
+)
 _MORE_ROUNDS = re.compile(
     r"(?<![a-z])rounds ?:? ?((?:\d{1,9}(?: ?, ?(?:and )?| ?& ?| and |(?![\da-z])))+)", re.IGNORECASE
 )
@@ -242,7 +259,7 @@ _FROM_TO = re.compile(
     r"(?<![a-z])rounds ?:? ?(\d{1,9}) ?(?:-|–|—|to\b|through\b) ?(\d{1,9})(?![\da-z])", re.IGNORECASE
 )
 _CHINESE = "一二三四五六七八九十"
-_CHINESE_ROUNDS = re.compile(rf"第 ?((?:\d{{1,9}} ?[、,，和] ?)*\d{{1,9}}|[{_CHINESE}]) ?(?:轮|回合)")
+_CHINESE_ROUNDS = re.compile(rf"第 ?((?:\d{{1,9}} ?[、,，和] ?)*\d{{1,9}}|[{_CHINESE}]) ?(?:轮|輪|回合)")
 _LEFT_OUT = re.compile(r"\.\.\.|…|\[…\]|\[\.\.\.\]")
 
 
@@ -301,8 +318,17 @@ def read_opinion(text: str, case: Rendered, quotations: Quotations = "warn") -> 
 def _meant(final: str, tag: str) -> bool | None:
     """Return the content of a tag, if it is the same wherever the tag stands; else None."""
     values = [match[2] for match in _VALUE.finditer(final) if match[1].lower() == tag]
-    meant = {_MEANT[tag].get(re.sub(r"[\W_]+", "", value).lower()) for value in values if value.strip()}
+    meant = {_meaning(value.lower(), _MEANT[tag]) for value in values if value.strip()}
     return meant.pop() if len(meant) == 1 else None
+
+
+def _meaning(value: str, known: Mapping[str, bool]) -> bool | None:
+    """Return what a word means, perhaps with its explanation behind a mark, in which no such word stands."""
+    explained = _EXPLAINED.fullmatch(value)
+    if explained is not None and not any(word in explained[2] for word in known):
+        meant = known.get(explained[1])
+        return None if meant and _HEDGE.search(explained[2]) else meant
+    return known.get(re.sub(r"[\W_]+", "", value))
 
 
 def _named_rounds(words: str) -> set[int]:

@@ -69,6 +69,12 @@ REPLACED = (
 )
 """verl's keys that would change nothing, or not what they say: ours stands in their place."""
 
+_WHOLE = {"use_fused_kernels": False, "ulysses_sequence_parallel_size": 1, "pad_to_length": False}
+"""How the last parts of keys have to be, so that verl's engine hands whole rows of logits to the loss."""
+
+_SERVERS = (f"{_ROLLOUT}.nnodes", f"{_ROLLOUT}.checkpoint_engine.backend")
+"""Keys without which verl's asynchronous trainer does not start."""
+
 FREE = {f"{_ROLLOUT}.name", f"{_ROLLOUT}.load_format", f"{_ACTOR}.checkpoint.save_contents"}
 """Keys that are set here, and that no setting of a recipe is about; ``engine.options`` may say otherwise."""
 
@@ -89,7 +95,8 @@ def start(recipe: Recipe, resume: bool = False) -> None:
     if missing := missing_packages(recipe):
         raise ConfigError("\n".join(missing))
     recipe_task(recipe).check_files("train")
-    recipe_task(recipe, measured=True).check_files(recipe.evaluation.split)
+    if make_method(recipe.method.name, **recipe.method.options).measured:
+        recipe_task(recipe, measured=True).check_files(recipe.evaluation.split)
     config, options = verl_config(recipe)
     folder = recipe.folder.resolve()
     if not resume and (folder / "checkpoints").exists():
@@ -128,36 +135,45 @@ def verl_config(recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
         faults.append(f"policy.path={recipe.policy.path}: `selfverify merge` makes a folder of it")
     if recipe.policy.dtype == "auto":
         faults.append("policy.dtype=auto: write float32 or bfloat16")
-    if method.objective != "surrogate":
+    if method.objective == "likelihood":
         faults.append(f"method.name={method.name}: verl's trainers learn by rewards; take our own")
-    if method.config.reads_scores:
-        faults.append(
-            f"method.name={method.name}: its credit reads the probabilities of all scores, which servers of "
-            "verl do not show; choose another one (verification_credit: concordance), or our own trainer"
-        )
     if engine.mode != "sync" and recipe.learner.loss.importance_cap is None:
         faults.append(f"engine.mode={engine.mode}: older weights sample; set learner.loss.importance_cap")
     limits, size = method.limits or task.limits, recipe.learner.groups_per_step
-    group, once = recipe.sampling.group_size, recipe.sampling.max_new_tokens if limits.turns == 1 else 0
+    group = 2 if method.objective == "pairwise" else recipe.sampling.group_size
+    once = recipe.sampling.max_new_tokens if limits.turns == 1 else 0
     length = engine.response_tokens or limits.tokens or once
     if not length:
         faults.append("engine.response_tokens: say how long a conversation gets, what it is shown included")
     ranks, updates = engine.nodes * engine.gpus_per_node, recipe.learner.batch.updates_per_rollout
+    if method.objective == "pairwise" and updates * recipe.learner.batch.inner_epochs > 1:
+        faults.append(
+            f"learner.batch: on verl, {method.name} makes one update of a step's pairs; set "
+            "updates_per_rollout and inner_epochs to 1"
+        )
     if size % updates or (size // updates * group) % ranks:
         faults.append(
             f"learner.groups_per_step={size}: verl wants whole optimiser batches on each of {ranks} GPUs; "
             f"make it a multiple of learner.batch.updates_per_rollout={updates}, and with "
-            f"sampling.group_size={group} a multiple of the GPUs"
+            f"{group} conversations of each (sampling.group_size) a multiple of the GPUs"
         )
     if faults:
         raise ConfigError("\n".join(faults))
     given = dict(_leaves(engine.options))
     share = int(given.get(f"{_ACTOR}.ulysses_sequence_parallel_size", 1))
-    settled = _settled(recipe, engine, task, method, length, share)
+    settled = _settled(recipe, engine, task, method, group, length, share)
+    if engine.mode == "async" and not {*_SERVERS} <= {name.lstrip("+") for name in given}:
+        faults.append(f"engine.mode=async: servers have GPUs of their own; {_OPTION}{' and '.join(_SERVERS)}")
+    if engine.mode == "async" and updates > 1:
+        faults.append("engine.mode=async: each update has its own rollouts; set updates_per_rollout=1")
     for name, value in given.items():
         own = [key for key in settled if _within(key, name) or _within(name, key)]
         if any(_within(name, key) for key in REPLACED):
             faults.append(f"engine.options: {name}: what the recipe says stands in its place")
+        elif method.config.reads_scores and _WHOLE.get(name.rpartition(".")[2], value) != value:
+            faults.append(
+                f"engine.options: {name}: {method.name} learns from whole rows of logits; leave it out"
+            )
         elif name.lstrip("+") not in FREE and any(settled[key] != value for key in own):
             faults.append(f"engine.options: {name}: the recipe says {settled[own[0]]!r}; change it there")
     if faults:
@@ -186,11 +202,12 @@ def _refused(config: BaseModel, above: str = "") -> Iterator[str]:
 
 
 def _settled(
-    recipe: Recipe, engine: EngineConfig, task: Task, method: Method, length: int, share: int
+    recipe: Recipe, engine: EngineConfig, task: Task, method: Method, group: int, length: int, share: int
 ) -> dict[str, Any]:
     """Return the keys that a recipe decides, by their names with dots.
 
-    ``length`` is the longest conversation behind its prompt, ``share`` how many GPUs share its tokens.
+    A problem has ``group`` rows. ``length`` is the longest conversation behind its prompt, ``share`` how many
+    GPUs share its tokens.
     """
     policy, sampling, exam = recipe.policy, recipe.sampling, recipe.evaluation
     nothing: Any = None  # a method's stages need no policy
@@ -202,8 +219,11 @@ def _settled(
         stage.learner.steps,
     )
     mini, longest = learner.groups_per_step // batch.updates_per_rollout, engine.prompt_tokens + length
-    rows, low = batch.micro_batch_groups * sampling.group_size, policy.dtype == "bfloat16"
+    rows, low = batch.micro_batch_groups * group, policy.dtype == "bfloat16"
     tokens = min(batch.micro_batch_tokens or rows * longest, rows * longest)
+    held_out = 1  # verl wants one also where nothing is measured
+    if method.measured:
+        held_out = HeldOut(recipe_task(recipe, measured=True), exam).total
     sections: dict[str, dict[str, Any]] = {
         "algorithm": {
             "adv_estimator": "grpo",
@@ -212,7 +232,7 @@ def _settled(
         },
         "data": {
             "train_files": [f"train/{steps * learner.groups_per_step}"],
-            "val_files": [f"{exam.split}/{HeldOut(recipe_task(recipe, measured=True), exam).total}"],
+            "val_files": [f"{exam.split}/{held_out}"],
             "custom_cls.path": "pkg://selfverify.integrations.verl.loop",
             "custom_cls.name": "ProblemDataset", "shuffle": False,
             "train_batch_size": learner.groups_per_step,
@@ -242,28 +262,32 @@ def _settled(
             "fsdp_config.mixed_precision.param_dtype": "bf16" if low else "fp32",
         },
         _ROLLOUT: {
-            "name": "vllm", "n": sampling.group_size, "dtype": policy.dtype, "seed": recipe.seed,
+            "name": "vllm", "n": group, "dtype": policy.dtype, "seed": recipe.seed,
             "temperature": sampling.temperature, "top_p": sampling.top_p, "val_kwargs.n": exam.samples,
             "val_kwargs.temperature": exam.temperature, "val_kwargs.top_p": exam.top_p,
-            "agent.default_agent_loop": "selfverify",
+            "agent.default_agent_loop": "selfverify", "calculate_log_probs": method.objective == "surrogate",
         },
         "trainer": {
             "v1.trainer_mode": "selfverify" if engine.mode == "sync" else f"selfverify_{engine.mode}",
             "nnodes": engine.nodes, "n_gpus_per_node": engine.gpus_per_node, "total_training_steps": steps,
             "save_freq": learner.checkpoint.every or steps,
             "max_actor_ckpt_to_keep": learner.checkpoint.keep_last,
-            "test_freq": learner.log.evaluate_every or steps,
+            "test_freq": learner.log.evaluate_every or steps if method.measured else -1,
+            **({} if method.measured else {"val_before_train": False}),
             "default_local_dir": str((recipe.folder / "checkpoints").resolve()),
             "project_name": "selfverify", "experiment_name": recipe.name,
             "logger": ["console", "file", *learner.log.trackers],
         },
     }  # fmt: skip
+    if engine.mode == "async":
+        sections["trainer"]["v1.separate_async.parameter_sync_step"] = 1
     if policy.lora is not None:
         others = None if policy.train_vision else r".*(visual|vision|multi_modal|connector).*"
         sections["actor_rollout_ref.model"] |= {
             "lora_rank": policy.lora.rank, "lora_alpha": policy.lora.alpha, "exclude_modules": others,
             "target_modules": policy.lora.targets or "all-linear",
         }  # fmt: skip
+        sections[_ACTOR]["checkpoint.save_contents"].remove("hf_model")  # an adapter is saved in its place
         sections[_ROLLOUT]["load_format"] = "safetensors"  # servers begin with the weights below the adapter
     if task.limits.concurrent is not None:
         sections[_ROLLOUT]["agent.num_workers"] = 1  # each process counts what it holds itself

@@ -112,6 +112,22 @@ class LoopResources:
             return self.exam, *opening(self.exam, evaluation.second_turn, evaluation.retries)
         return self.task, partial(self.method.open, self.task), self.method.limits or self.task.limits
 
+    def side(self, problem: Problem, number: int, longest: tuple[int, int]) -> tuple[Prompt, Trajectory]:
+        """Return the prompt of a pair and one of its sides; ``longest`` as in `ServerTurns`.
+
+        Raises:
+            DataError: The pair cannot be used.
+        """
+        rolled = self.method.rollout(self.policy, self.task, [problem], [0], self.recipe.sampling)
+        [prompt], [group] = rolled.prompts, rolled.groups
+        told = max(len(trajectory.tokens) for trajectory in group.trajectories)
+        if len(prompt.ids) > longest[0] or told > longest[1]:
+            raise DataError(
+                f"pair {problem.id}: {len(prompt.ids)} tokens and {told} behind them; engine.prompt_tokens="
+                f"{longest[0]}, and {longest[1]} may follow (engine.response_tokens)"
+            )
+        return prompt, group.trajectories[number]
+
 
 @cache
 def resources_of(text: str) -> LoopResources:
@@ -170,7 +186,7 @@ class EpisodeLoop(AgentLoopBase):
         shared, events = resources_of(self.config.algorithm.selfverify), asyncio.get_running_loop()
         split, index = kwargs["data_source"], int(kwargs["index"])
         task, begin, limits = shared.opening(split)
-        request, versions = uuid4().hex, list[int]()
+        request, versions, session = uuid4().hex, list[int](), int(kwargs["session_id"])
         lock = threading.Lock() if limits.step_threads else shared.lock
 
         def ask(ids: list[int], images: list[Any], limit: int) -> Sample:
@@ -195,17 +211,20 @@ class EpisodeLoop(AgentLoopBase):
         longest = self.rollout_config.prompt_length, self.rollout_config.response_length
         sampler = ServerTurns(shared, ask, longest)
 
-        def hold() -> Trajectory:
+        def hold() -> tuple[Prompt, Trajectory]:
             with shared.lock:
                 problem = shared.problem(split, index)
-            seed = derived_seed(shared.recipe.seed, index, int(kwargs["session_id"]))
+            if shared.method.objective == "pairwise":
+                with lock:
+                    return shared.side(problem, session, longest)
+            seed = derived_seed(shared.recipe.seed, index, session)
             with lock:
                 rolled = rollout(sampler, task, [problem], [seed], 1, open_episode=begin, limits=limits)
-            return rolled.groups[0].trajectories[0]
+            return sampler.prompts[0], rolled.groups[0].trajectories[0]
 
         faults: dict[str, str] = {}
         try:
-            trajectory = await events.run_in_executor(shared.threads, hold)
+            begun, trajectory = await events.run_in_executor(shared.threads, hold)
         except Exception as error:
             kind = "skipped" if isinstance(error, DataError) else "fatal"
             faults[kind] = f"{type(error).__name__}: {error}"
@@ -214,21 +233,21 @@ class EpisodeLoop(AgentLoopBase):
         segments, filler = trajectory.segments, [self.tokenizer.eos_token_id]
         prompt, images = filler, list[Any]()
         if not faults:
-            prompt = sampler.prompts[0].ids.tolist()
-            images = [*sampler.prompts[0].pictures, *(image for s in segments for image in s.images)]
+            prompt = begun.ids.tolist()
+            images = [*begun.pictures, *(image for s in segments for image in s.images)]
         versions = versions or [int(kwargs["global_steps"]) - 1]  # where nothing was sampled
         correct, lost = float(trajectory.rewards.get("correct", 0.0)), float(trajectory.lost)
         return AgentLoopOutput(
             prompt_ids=prompt,
             response_ids=trajectory.tokens or filler,
             response_mask=[int(s.author == "policy") for s in segments for _ in s.tokens] or [0],
-            response_logprobs=trajectory.logprobs or [0.0],
+            response_logprobs=trajectory.logprobs or [0.0] * max(len(trajectory.tokens), 1),
             reward_score=correct,
             num_turns=1 + sum(s.finish is not None for s in segments),
             metrics={},
             multi_modal_data={"images": images} if images else {},
             extra_fields={
-                FIELD: as_plain(trajectory, **faults),
+                FIELD: as_plain(trajectory, session, **faults),
                 "reward_extra_info": {"acc": correct, "lost": lost, **trajectory.rewards},
                 "min_global_steps": min(versions),
                 "max_global_steps": max(versions),

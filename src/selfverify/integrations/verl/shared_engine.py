@@ -176,8 +176,6 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
         shared."""
         if "prompts" not in micro_batch:
             return self._unshared(micro_batch, "it has no prompts apart")
-        if tensordict_utils.get_non_tensor_data(micro_batch, "distillation_use_topk", False):
-            return self._unshared(micro_batch, "it asks for all logits")
         responses = micro_batch["responses"].unbind()
         count, token = len(responses), getattr(self.module.config, "image_token_id", None)
         given = micro_batch.get("multi_modal_inputs", [None] * count)
@@ -243,6 +241,11 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
         if wants("calculate_sum_pi_squared"):
             found["sum_pi_squared"] = nested(verl_functional.calculate_sum_pi_squared_from_logits(logits))
         logprobs = verl_functional.logprobs_from_logits(logits, packed.labels, inplace_backward=not found)
+        if wants("distillation_use_topk"):
+            index = packed.targets.new_full((int(offsets[-1]),), len(logits))
+            index[packed.targets] = torch.arange(len(logits), device=index.device)
+            asked = logits_processor_func(student_logits=logits[None], data=micro_batch, index=index)
+            found |= {name: nested(values[0]) for name, values in asked.items()}
         return found | {"log_probs": nested(logprobs)}
 
 

@@ -8,14 +8,17 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from selfverify.core.problem import Problem
+from selfverify.core.score_tokens import ScoreReading
 from selfverify.core.trainer_config import LossConfig
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory, valid_trajectories
 from selfverify.methods.base import Method
-from selfverify.objectives import UNTRAINED, token_weights
+from selfverify.objectives import UNTRAINED, pairwise, token_weights
 from selfverify.rollouts.rollout import Rollout
-from selfverify.trainer.batch import select
+from selfverify.rollouts.score_reading import keep_reading
+from selfverify.trainer.batch import TokenStreams, pair_weights, select, stack_choices
 
 FIELD = "selfverify"
 """The name in ``AgentLoopOutput.extra_fields`` under which a row carries its conversation."""
@@ -24,12 +27,19 @@ ADVANTAGE, KL_COEF, WEIGHT = "selfverify_advantage", "selfverify_kl_coef", "self
 """Names of the streams. The weights are final: an optimiser batch's loss is the sum of weight x loss over its
 tokens, denominators included."""
 
+CHOSEN = PLACE, ALTERNATIVES, SHARE, WORTH = tuple(
+    f"selfverify_choice_{name}" for name in ("place", "tokens", "share", "worth")
+)
+"""Names of the streams of up to M tokens of a row that learn from all their alternatives: their places in
+the response, ``[N, M]``, and ``[N, M, K]`` ids, probabilities (0 is padding) and weighted advantages."""
 
-def as_plain(trajectory: Trajectory, **more: str) -> dict[str, Any]:
+
+def as_plain(trajectory: Trajectory, number: int = 0, **more: str) -> dict[str, Any]:
     """Return what of a trajectory credit needs as JSON. The tokens themselves are verl's ``responses``.
 
     Args:
         trajectory: The trajectory.
+        number: Its place in its group.
         more: ``skipped``, why the problem cannot be used, or ``fatal``, why the run cannot go on.
     """
     segments = [
@@ -38,7 +48,7 @@ def as_plain(trajectory: Trajectory, **more: str) -> dict[str, Any]:
     ]
     known = trajectory.parsed is not None
     about = {"scores": dict(trajectory.scores), "rewards": dict(trajectory.rewards), "known": known}
-    return {"segments": segments, **about, **more}
+    return {"number": number, "segments": segments, **about, **more}
 
 
 def as_trajectory(plain: dict[str, Any], tokens: Sequence[int]) -> Trajectory:
@@ -59,6 +69,8 @@ def row_streams(
     batches: Sequence[Sequence[int]],
     loss: LossConfig,
     step: int = 0,
+    readings: Sequence[ScoreReading | None] | None = None,
+    logprobs: Sequence[Sequence[Tensor]] = (),
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Ask a method what each token of a rollout is to learn.
 
@@ -74,9 +86,12 @@ def row_streams(
         batches: The rows of each optimiser batch; denominators are taken over each.
         loss: The denominator, and which trajectories and groups take part.
         step: The number of the training step, from 0.
+        readings: The distribution of each row's score, where the method's credit reads them.
+        logprobs: Where the method compares pairs, each row's under the policy and under the reference.
 
     Returns:
-        The streams, ``[N, R]`` each, and the step's figures.
+        The streams, ``[N, R]`` each, with those of alternatives where scores are read, and the step's
+        figures.
     """
     shape = len(rows), max(map(len, responses))
     channel_nr = torch.full(shape, UNTRAINED)
@@ -85,15 +100,25 @@ def row_streams(
     for number, (uid, row) in enumerate(zip(uids, rows, strict=True)):
         if row is not None and "skipped" not in row:
             members.setdefault(uid, []).append(number)
+    if logprobs:  # a side that verl has lost takes its pair along
+        members = {uid: own for uid, own in members.items() if len(own) == 2}
+    for own in members.values():
+        own.sort(key=lambda row: (rows[row] or {})["number"])
     groups = [
         Group(Problem(str(uid), []), [as_trajectory(rows[i] or {}, responses[i]) for i in own], step)
         for uid, own in members.items()
     ]
+    for own, group in zip(members.values(), groups, strict=True):
+        for place, trajectory in zip(own, group.trajectories, strict=True):
+            keep_reading(trajectory, readings[place] if readings else None)
     lost = [t.lost for group in groups for t in group.trajectories]  # credit may add rewards
     credits = [method.credit(group, valid_trajectories(group, loss.drop_truncated)) for group in groups]
     rolled = Rollout(cast(Any, [None] * len(groups)), groups)
     kept, dropped = select(rolled, credits, loss.drop_zero_advantage)
     places = [*members.values()]
+    figures = method.metrics(groups) if groups else {}
+    if logprobs:
+        figures |= _pull(kept, [[[column[i] for i in own] for own in places] for column in logprobs])
     for streams in kept:
         own, width = places[streams.number], streams.width
         channel_nr[own, :width] = streams.channel_gr
@@ -101,16 +126,68 @@ def row_streams(
         kl_nr[own, :width] = streams.kl_coef_gr
         loss_nr[own, :width] = streams.weight_gr
     for batch in map(list, batches):
-        weight = token_weights(channel_nr[batch], loss_nr[batch], loss.denominator)
+        weight = loss_nr[batch]
+        if not logprobs:
+            weight = token_weights(channel_nr[batch], weight, loss.denominator)
         weight_nr[batch] = weight if bool(weight.any()) else math.nan
-    figures = {
-        **(method.metrics(groups) if groups else {}),
+    figures |= {
         "groups/kept": float(len(kept)),
         **{f"groups/{reason}": float(dropped[reason]) for reason in ("zero_advantage", "all_invalid")},
         "lost": sum(lost) / max(len(lost), 1),
         "skipped": float(sum(row is not None and "skipped" in row for row in rows)),
     }
-    return {ADVANTAGE: advantage_nr, KL_COEF: kl_nr, WEIGHT: weight_nr}, figures
+    found = {ADVANTAGE: advantage_nr, KL_COEF: kl_nr, WEIGHT: weight_nr}
+    return found | (_choice_streams(kept, places, channel_nr, batches) if readings else {}), figures
+
+
+def _pull(kept: Sequence[TokenStreams], logprobs: Sequence[Sequence[Sequence[Tensor]]]) -> dict[str, float]:
+    """Give pairs the advantages whose surrogate has the gradient of `pairwise`, and return their figures.
+
+    That is so where no update lies between ``logprobs`` and the gradient: the derivative of a pair's loss by
+    a token's log-probability is ``-beta * sigmoid(-margin)``, or its negative, and rows need not meet.
+
+    Args:
+        kept: The pairs.
+        logprobs: Under the policy and under the reference, by the pairs' numbers, of both sides.
+    """
+    losses, margins = [torch.zeros(())], list[float]()
+    for streams, weight_gr in zip(kept, pair_weights(kept), strict=True):
+        now_gr, reference_gr = (pad_sequence([*side[streams.number]], batch_first=True) for side in logprobs)
+        sign_gr, beta_gr = streams.advantage_gr, streams.kl_coef_gr
+        terms = pairwise(now_gr[None], reference_gr[None], sign_gr[None], beta_gr[None])
+        streams.advantage_gr = sign_gr * beta_gr * (-terms.margin).sigmoid()
+        streams.kl_coef_gr, streams.weight_gr = torch.zeros_like(beta_gr), weight_gr
+        losses.append(terms.loss[0] * weight_gr.max())
+        margins += terms.margin.tolist() if weight_gr.any() else []
+    figures = {"pairs/loss": float(sum(losses))}
+    if margins:
+        figures["pairs/accuracy"] = sum(margin > 0 for margin in margins) / len(margins)
+        figures["pairs/margin"] = sum(margins) / len(margins)
+    return figures
+
+
+def _choice_streams(
+    kept: Sequence[TokenStreams],
+    places: Sequence[Sequence[int]],
+    channel_nr: Tensor,
+    batches: Sequence[Sequence[int]],
+) -> dict[str, Tensor]:
+    """Lay out the tokens that learn from all their alternatives; ``places`` are the rows of each group."""
+    part_n, counts = torch.zeros(len(channel_nr)), [0] * len(channel_nr)
+    for batch in map(list, batches):
+        part_n[batch] = 1.0 / (channel_nr[batch] != UNTRAINED).any(-1).sum().clamp(min=1)
+    at_m3, weight_m, choices = stack_choices(kept)
+    row_m, slot_m = [places[kept[b].number][g] for b, g, _ in at_m3.tolist()], list[int]()
+    for row in row_m:
+        slot_m.append(counts[row])
+        counts[row] += 1
+    shape = len(channel_nr), max(*counts, 1), choices.tokens.shape[1]
+    tokens_nmk = torch.zeros(shape, dtype=torch.long)
+    share_nmk, worth_nmk, place_nm = torch.zeros(shape), torch.zeros(shape), tokens_nmk[:, :, 0].clone()
+    tokens_nmk[row_m, slot_m], share_nmk[row_m, slot_m] = choices.tokens, choices.probability
+    worth_nmk[row_m, slot_m] = choices.advantage * (weight_m * part_n[row_m])[:, None]
+    place_nm[row_m, slot_m] = at_m3[:, 2]
+    return {PLACE: place_nm, ALTERNATIVES: tokens_nmk, SHARE: share_nmk, WORTH: worth_nmk}
 
 
 def in_groups(uids: Sequence[str], lengths: Sequence[int], ranks: int) -> list[int]:

@@ -20,8 +20,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from verl.utils.transformers_compat import unpack_visual_output
 
 
-def _mend_position_ids(data: Any) -> None:
-    """Make position ids of four axes ragged in their length."""
+def mend_position_ids(data: Any) -> None:
+    """Make the position ids of rows ragged in their length where they have four axes."""
     ids = data.get("position_ids", None)
     if ids is None or ids.dim() != 3 or not ids.is_nested:
         return
@@ -40,4 +40,4 @@ def _mean(output: Any) -> torch.Tensor:
 
 BaseModelOutputWithPooling.mean = _mean
 for _module in (tensordict_utils, engine_base, engine_workers):
-    _module.maybe_fix_3d_position_ids = _mend_position_ids
+    _module.maybe_fix_3d_position_ids = mend_position_ids

@@ -14,7 +14,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
 
 from selfverify.core.errors import ConfigError
 from selfverify.core.events import note
@@ -441,10 +449,16 @@ class ModelTool(VisualTool[A], Generic[A]):
         return self.model
 
 
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("it is empty")
+    return text
+
+
 class TerminateArguments(Arguments):
     """Arguments of `Terminate`."""
 
-    final_response: str = Field(max_length=20_000)
+    final_response: Annotated[str, AfterValidator(_not_blank)] = Field(max_length=20_000)
     """The answer to the question."""
 
 

@@ -137,6 +137,8 @@ class Sam(Segmenter):
         model = loaded(AutoModelForMaskGeneration, self.model, self.device)
         first = model.config.model_type in ("sam", "sam_hq")
         prepared = processor_of(self.model) if first else get_image_processor_config(place_of(self.model))
+        if not first and (missing := {"size", "image_mean", "image_std"} - {*prepared}):
+            raise ValueError(f"its image processor's settings say no {' and no '.join(sorted(missing))}")
 
         @torch.inference_mode()
         def segment(questions: list[Question]) -> list[list[Mask]]:
@@ -151,7 +153,8 @@ def _masks_of_square(
 ) -> list[Mask]:
     """The masks of SAM 2 or 3, whose own processors need torchvision.
 
-    As there the image is stretched to a square, and masks are stretched back.
+    As in `Sam2Processor` and `Sam3TrackerProcessor` of transformers 5.23 the image is stretched to a square,
+    boxes with it, and masks are stretched back and cut at 0. Pillow stretches here, and torchvision there.
     """
     from torch import as_tensor
     from torch.nn.functional import interpolate

@@ -1,4 +1,4 @@
-"""The built-in text policies: what their tokenizer makes of texts, and that the library takes them."""
+"""Fresh text policies: what their tokenizer makes of texts, and that the library takes them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rounding import assert_close
 from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.policy import Policy
-from selfverify.policy.tiny_models import text_tokenizer, write_tiny_text
 from selfverify.tasks.base import user_turn
+from selfverify_phone.fresh_model import text_tokenizer, write_tiny_text
 
 CORPUS = ["Set an alarm for 7:30.", "Call Bob Lee", "alarm on", "alarm off"]
 CALL = '{"name": "tap", "arguments": {"id": "'
@@ -69,3 +69,13 @@ def test_attention_begins_by_copying(tmp_path: Path) -> None:
         state = torch.randn(5, 64)
         out = layer.self_attn.o_proj(layer.self_attn.v_proj(state))
         assert_close(out, state)
+
+
+def test_a_fresh_policy_depends_on_its_seed_alone(tmp_path: Path) -> None:
+    for name, noise, seed in (("a", 1, 0), ("b", 2, 0), ("c", 2, 1)):
+        torch.manual_seed(noise)
+        state = torch.get_rng_state()
+        write_tiny_text(tmp_path / name, TOKENIZER, seed=seed, hidden=96, layers=1)
+        assert torch.equal(torch.get_rng_state(), state)
+    a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
+    assert a == b != c

@@ -1,0 +1,114 @@
+"""Simple rules beside the verifier that ends looking, on the same conversations.
+
+    selfverify train looking-digits
+    python -m reproduce.vts_v rivals runs/looking-digits runs/looking-rivals rivals.json
+
+A rule's threshold is chosen as the verifier's ε is, on the run's validation conversations: the one with the
+fewest looks of those that are right at most `stopping.within` less often than the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+
+from reproduce.looking_gains import PROBLEMS, by_problem, capped, epsilons_of, gains, seed_of
+from selfverify.core.jsonl_store import read_journal
+from selfverify.evaluation.visual_metrics import (
+    CappedProblem,
+    CappedStep,
+    StopOutcome,
+    as_arrays,
+    never,
+    outcomes,
+    shuffled,
+    step_values,
+    stopped,
+    verifier_steps,
+)
+from selfverify.experiments.train_stopping import CAP_FILE, LOOKING
+from selfverify.selection.rules import Floats
+from selfverify.visual.stopping import fit_epsilon
+
+Journal = Mapping[int, CappedProblem]
+PRINTED = 1e-4
+"""An ε above 0, as the paper's Algorithm 1 asks for."""
+
+
+def plan_of(step: CappedStep) -> str:
+    """The words between ``<think>`` and ``</think>``."""
+    return step.text.partition("<think>")[2].partition("</think>")[0].strip()
+
+
+def bag_of_words(fitted: Journal, rows: Journal) -> Floats:
+    """``[N, H]`` minus the chance that the answer after a step is right, told by the words of its plan alone.
+
+    Args:
+        fitted: Conversations on which the logistic regression is fitted.
+        rows: Others.
+    """
+    steps = [step for row in fitted.values() for talk in row.talks for step in talk.steps]
+    known = [step for step in steps if step.correct is not None]
+    model = make_pipeline(CountVectorizer(token_pattern=r"\S+"), LogisticRegression(max_iter=1000))
+    model.fit([plan_of(step) for step in known], [bool(step.correct) for step in known])
+    plans = sorted({plan_of(step) for row in rows.values() for talk in row.talks for step in talk.steps})
+    chance = dict(zip(plans, model.predict_proba(plans)[:, 1], strict=True))
+    return step_values(rows, lambda step: -chance[plan_of(step)])
+
+
+def rivals(known: Journal, rows: Journal, within: float) -> dict[str, StopOutcome]:
+    """Return the outcomes of simple rules by name.
+
+    Args:
+        known: Validation conversations, with verdicts, on which thresholds are chosen; the words of the first
+            half of them are what the bag of words learns from, and its threshold is chosen on the others.
+        rows: The conversations in which looking ends.
+        within: How much less often than the best threshold the chosen one may be right.
+    """
+    half = sorted(known)[: len(known) // 2]
+    first, second = ({n: row for n, row in known.items() if (n in half) == mine} for mine in (True, False))
+    least = {
+        "log V_φ0": (known, lambda of: step_values(of, lambda step: step.logprob)),
+        "answer confidence": (known, lambda of: -step_values(of, lambda step: step.confidence)),
+        "bag of words": (second, lambda of: bag_of_words(first, of)),
+    }
+    looked, made = as_arrays(rows), {}
+    for name, (chosen_on, values) in least.items():
+        there = as_arrays(chosen_on)
+        right = there.correct[:, 1:]
+        fitted = fit_epsilon(values(chosen_on), right, "signed", "within", within, lengths=there.lengths)
+        below = values(rows) < fitted.epsilon
+        at = np.where(below.any(1), below.argmax(1) + 1, never(looked))
+        made[name] = stopped(looked, at)
+    says = step_values(rows, lambda step: float(plan_of(step) == "0")) == 1
+    at = np.where(says.any(1), says.argmax(1) + 1, never(looked))
+    made["the plan says so"] = stopped(looked, at)
+    made["the plan says so, skip"] = stopped(looked, at, on_stop="skip")
+    made["the plan says so, random"] = shuffled(looked, at)
+    made[f"signed, ε = {PRINTED}"] = stopped(looked, verifier_steps(looked, "signed", PRINTED))
+    return made
+
+
+def with_rivals(run: Path, study: Path, problems: int = PROBLEMS) -> dict[str, Any]:
+    """Hold the test conversations of a run's reasoner, or read them, and return all rules' figures.
+
+    Args:
+        run: A run of `looking-digits`.
+        study: The folder in which the conversations are kept.
+        problems: Test problems.
+    """
+    seed, folder = seed_of(run, {}), study / "shown"
+    looked = capped(seed, folder, problems)
+    known, rows = (
+        read_journal(place / CAP_FILE.format(split=split), CappedProblem)[1]
+        for place, split in ((run / LOOKING, "validation"), (folder, "test"))
+    )
+    epsilons = epsilons_of(seed)
+    found = by_problem(looked, outcomes(looked, epsilons) | rivals(known, rows, seed.stored.wanted))
+    return gains({name: [row] for name, row in found.items()}, seed.stored.rule) | {"epsilons": epsilons}
