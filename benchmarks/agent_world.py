@@ -11,6 +11,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
@@ -110,12 +111,11 @@ class Scripted(TokenSampler):
 
     script: Iterator[int]
 
-    def choose(
-        self, hidden: Tensor, uniform: Tensor, most: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def choose(self, hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `TokenSampler.choose`."""
-        tokens, logprobs, sure = TokenSampler.choose(self, hidden, uniform, most)
-        return tokens.fill_(next(self.script)), logprobs, sure
+        tokens, logprobs, _ = TokenSampler.choose(self, hidden, uniform)
+        tokens.fill_(next(self.script))
+        return tokens, logprobs, torch.isin(tokens, self.stop).cpu()
 
 
 class Actor(Policy):

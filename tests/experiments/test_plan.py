@@ -122,14 +122,14 @@ def chatty(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recipe], None]:
     calls = count(1)
 
     def ends_at_the_limit(voice: TokenSampler, *args: Any) -> tuple[torch.Tensor, ...]:
-        tokens, logprobs, sure = choose(voice, *args)
+        tokens, logprobs, _ = choose(voice, *args)
         left = -next(calls) % voice.sampling.max_new_tokens
         going = torch.where(torch.isin(tokens, voice.stop), 9, tokens)
         if left == 0:
             going[:] = voice.stop[0]
         elif left == 2:  # one of four ends earlier, so that the others go on without it
             going[:, 3] = voice.stop[0]
-        return going, logprobs, sure
+        return going, logprobs, torch.isin(going, voice.stop)
 
     return lambda recipe: monkeypatch.setattr(TokenSampler, "choose", ends_at_the_limit)
 

@@ -326,12 +326,12 @@ def test_at_the_deadline_what_is_written_to_its_end_counts(
     (widths, over), choose = pausing(policy, monkeypatch, 3), TokenSampler.choose
     other = policy.tokenizer("x", add_special_tokens=False)["input_ids"][0]
 
-    def chosen(self: TokenSampler, hidden: Any, uniform: Any, most: int | None = None) -> Any:
-        tokens, logprobs, sure = choose(self, hidden, uniform)
+    def chosen(self: TokenSampler, hidden: Any, uniform: Any) -> Any:
+        tokens, logprobs, _ = choose(self, hidden, uniform)
         tokens = torch.full_like(tokens, other)
         if len(widths) == 2:
             tokens[:, :2] = policy.tokenizer.eos_token_id
-        return tokens, logprobs, torch.ones_like(sure)
+        return tokens, logprobs, torch.isin(tokens, self.stop)
 
     monkeypatch.setattr(TokenSampler, "choose", chosen)
 

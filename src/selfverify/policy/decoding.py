@@ -22,7 +22,7 @@ from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import SamplingError
 from selfverify.core.trajectory import Finish
 
-SHORT = 128
+_SHORT = 128
 """How many of the most likely tokens are looked at before all are sorted, which costs more than a small
 model's forward pass; a nucleus is mostly short."""
 _AS_LIKELY = 1 - 1e-4
@@ -152,15 +152,15 @@ class TokenSampler:
     suppressed: Tensor
     name: str
 
-    def choose(
-        self, hidden: Tensor, uniform: Tensor, most: int | None = SHORT
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def choose(self, hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`pick` behind hidden states ``[..., H]``."""
-        return self.pick(self.head.logits(hidden).float(), uniform, most)
+        return self.pick(self.head.logits(hidden).float(), uniform)
 
-    def pick(self, logits: Tensor, uniform: Tensor, most: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Next tokens ``[...]``, their log-probabilities under the temperature, before top-p, and which of
-        them are right (`pick_tokens`).
+    def pick(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw next tokens.
+
+        The host waits once for the device: for where a token ends what is said and, in the same tensor, for
+        which nuclei are longer than what was looked at; for those once more.
 
         Where a logit is NaN or infinite, the token means nothing and its log-probability is NaN:
         `require_finite` looks at those of whole samples, since a look at each token would keep the host
@@ -169,14 +169,21 @@ class TokenSampler:
         Args:
             logits: ``[..., V]``, float32.
             uniform: ``[...]`` in [0, 1).
-            most: See `pick_tokens`.
+
+        Returns:
+            Tokens ``[...]``; their log-probabilities under the temperature, before top-p; and, on the CPU,
+            whether they are ends.
         """
         free = logits.index_fill(-1, self.suppressed, float("-inf")) if len(self.suppressed) else logits
-        temperature = self.sampling.temperature
-        tokens, sure = pick_tokens(free, uniform, temperature, self.sampling.top_p, most)
+        temperature, top_p = self.sampling.temperature, self.sampling.top_p
+        tokens, sure = pick_tokens(free, uniform, temperature, top_p, _SHORT)
+        ends, sure = torch.stack([torch.isin(tokens, self.stop), sure]).cpu()
+        if not bool(sure.all()):
+            tokens[~sure], _ = pick_tokens(free[~sure], uniform[~sure], temperature, top_p)
+            ends = torch.isin(tokens, self.stop).cpu()
         scaled = logits / temperature if temperature > 0 else logits
         chosen = scaled.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(-1)
-        return tokens, chosen, sure
+        return tokens, chosen, ends
 
 
 def require_finite(samples: Iterable[Sample], name: str) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from selfverify.core.trajectory import Finish, SampleIndex
-from selfverify.policy.decoding import SHORT, Sample, TokenSampler, require_finite, uniform_draws
+from selfverify.policy.decoding import Sample, TokenSampler, require_finite, uniform_draws
 from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.forward import Forward, Heard, append, batches, prefill, scores_at_once
 from selfverify.policy.packing import Continuation, SharedLayout
@@ -72,6 +72,7 @@ class SessionRows:
     Args:
         problems: ``[B']`` their prompts' places in the batch.
         slots: ``[B', G']`` their places in the group.
+        on_host: The index of the threads in a tensor ``[B, G, ...]`` on the CPU.
         kept: ``[B', G']`` own tokens whose keys are kept.
         next: ``[B', G']`` the position of the next token.
         least: The smallest of ``kept``.
@@ -82,6 +83,7 @@ class SessionRows:
 
     problems: Tensor
     slots: Tensor
+    on_host: tuple[Tensor, Tensor]
     kept: Tensor
     next: Tensor
     least: int
@@ -90,13 +92,13 @@ class SessionRows:
 
     @property
     def at(self) -> tuple[Tensor, Tensor]:
-        """The index of the threads in a tensor ``[B, G, ...]``."""
+        """The index of the threads in a tensor ``[B, G, ...]`` on the device."""
         return self.problems[:, None], self.slots
 
     def where(self) -> dict[SampleIndex, SampleIndex]:
         """For each thread where it stands among these."""
-        slots = self.slots.tolist()
-        return {(b, g): (i, j) for i, b in enumerate(self.problems.tolist()) for j, g in enumerate(slots[i])}
+        problems, slots = (places.tolist() for places in self.on_host)
+        return {(b, g): (i, j) for i, [b] in enumerate(problems) for j, g in enumerate(slots[i])}
 
 
 def packed_rows(alive: Tensor) -> tuple[Tensor, Tensor]:
@@ -276,45 +278,42 @@ class SharedKVSession:
         draws_bgt = self._draws(turns, steps).to(device)
         tokens_bgt = torch.zeros(b, g, steps, dtype=torch.long, device=device)
         logprobs_bgt = torch.zeros(b, g, steps, device=device)
-        last_bg = self._last_steps(steps).masked_fill(~wanted_bg, -1).to(device)
-        cut_bg = torch.zeros(b, g, dtype=torch.bool, device=device)
-        hidden_bgh = self._hidden_bgh[rows.at]
+        # On the host, like all that decides who goes on: it waits for the device only in `choose`.
+        last_bg = self._last_steps(steps).masked_fill(~wanted_bg, -1)
+        stopped_bg = torch.zeros_like(wanted_bg)
+        hidden_bgh, here = self._hidden_bgh[rows.at], rows.on_host
         writing = {place: Sample([], [], Finish.LENGTH) for place in turns}
         for step in range(steps):
             if given_up is not None:
                 for problem in given_up():
-                    cut_bg[problem] |= last_bg[problem] >= step
+                    stopped_bg[problem] |= last_bg[problem] >= step
                     last_bg[problem].clamp_(max=step)
-            draws, last = draws_bgt[*rows.at, step], last_bg[rows.at]
-            for most in (SHORT, None):
-                chosen, chosen_logprobs, sure = self.voice.choose(hidden_bgh, draws, most)
-                ends = torch.isin(chosen, self.voice.stop) & (last >= step)
-                # Of what this loop computes, the host waits for this alone: once, unless a nucleus is long.
-                alive, known = torch.stack([(last > step) & ~ends, sure]).cpu()
-                if bool(known.all()):
-                    break
+            chosen, chosen_logprobs, ends = self.voice.choose(hidden_bgh, draws_bgt[*rows.at, step])
             tokens_bgt[*rows.at, step] = chosen
             logprobs_bgt[*rows.at, step] = chosen_logprobs
-            last_bg[rows.at] = last.masked_fill(ends, step)
+            last = last_bg[here]
+            ends &= last >= step
+            alive = (last > step) & ~ends
             if watcher is not None:
-                own = ~cut_bg[rows.at]
-                facts = chosen, chosen_logprobs, ends & own, (step >= last) & own, alive
+                told = ~stopped_bg[here]
+                facts = chosen, chosen_logprobs, ends & told, (step >= last) & told, alive
                 show(watcher, writing, rows, *facts)
-            count = int(alive.sum())
+            last_bg[here] = last.masked_fill(ends, step)
+            stopped_bg[here] |= ends
+            count, few = int(alive.sum()), 0.8 * alive.numel()
             if step + 1 == steps or not count:
                 break
-            enough = 0.8 * alive.numel()
-            which, slots = packed_rows(alive) if count <= enough else (alive, alive)
-            if slots.numel() <= enough:
-                self._put_back(layout, rows, step, more)
-                which, slots = which.to(device), slots.to(device)
-                layout = layout.select(which, slots, release=layout is not self._layout)
-                chosen = chosen[which[:, None], slots]
-                rows = self._rows(rows.problems[which], rows.slots[which[:, None], slots])
+            if count <= few:
+                which, slots = (places.to(device) for places in packed_rows(alive))
+                if slots.numel() <= few:
+                    self._put_back(layout, rows, step, more)
+                    layout = layout.select(which, slots, release=layout is not self._layout)
+                    chosen = chosen[which[:, None], slots]
+                    rows = self._rows(rows.problems[which], rows.slots[which[:, None], slots])
+                    here = rows.on_host
             hidden_bgh = self._decode(chosen, rows, layout, step)
         self._put_back(layout, rows, step, more)
-        ends_bg = torch.isin(tokens_bgt.gather(2, last_bg.clamp(min=0)[..., None])[..., 0], self.voice.stop)
-        stopped, last_said = (ends_bg | cut_bg).tolist(), last_bg.tolist()
+        stopped, last_said = stopped_bg.tolist(), last_bg.tolist()
         tokens, logprobs = tokens_bgt.tolist(), logprobs_bgt.tolist()
         said = {}
         for i, j in turns:
@@ -478,12 +477,14 @@ class SharedKVSession:
 
     def _rows(self, problems: Tensor, slots: Tensor) -> SessionRows:
         device, here, at = slots.device, problems.cpu(), slots.cpu()
-        known, following = (bg[here[:, None], at] for bg in (self.lengths_bg, self._next_bg))
+        on_host = here[:, None], at
+        known, following = self.lengths_bg[on_host], self._next_bg[on_host]
         first, end = int(here[0]), int(here[-1]) + 1
         whole = at.shape[1] == self.lengths_bg.shape[1] and bool((at[:, 1:] > at[:, :-1]).all())
         neighbours = (first, end) if whole and len(here) == end - first else None
         least, most = int(known.min()), int(known.max())
-        return SessionRows(problems, slots, known.to(device), following.to(device), least, most, neighbours)
+        kept, following = known.to(device), following.to(device)
+        return SessionRows(problems, slots, on_host, kept, following, least, most, neighbours)
 
     def _chosen(self, wanted_bg: Tensor, most: float = 0.8) -> SessionRows:
         """The threads to work on: some, if they are at most that share of all, else all of them."""
