@@ -107,10 +107,10 @@ def test_keys_grow_layer_by_layer() -> None:
             fill(layout, room, 1)
         assert 2 * held <= meter.live < 2 * held + little
         assert growing.total <= 2 * held + held // layers + little
-        every = torch.tensor([0]), torch.tensor([[0, 1, 2, 3]])
-        copy = layout.select(*every)
+        every = torch.zeros(1, 4, dtype=torch.long), torch.tensor([[0, 1, 2, 3]])
+        copy = layout.select(every)
         with meter.span() as shrinking:
-            copy = copy.select(*every, release=True)
+            copy = copy.select(every, release=True)
         assert shrinking.total <= 4 * held + 2 * held // layers + little
 
 

@@ -16,7 +16,7 @@ from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
-from selfverify.policy.decoding import Sample, pick_tokens, uniform_draws
+from selfverify.policy.decoding import Sample, TokenSampler, pick_tokens, uniform_draws
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny_models import write_tiny
 from tiny_models import boosted
@@ -127,6 +127,21 @@ def test_last_bits_of_logits_hardly_change_what_is_drawn(top_p: float) -> None:
     for temperature in (0.7, 1.0):
         picked = [pick_tokens(logits, drawn, temperature, top_p)[0] for logits in (left, right)]
         assert int((picked[0] != picked[1]).sum()) <= 1
+
+
+def test_long_nuclei_are_drawn_from_beside_short_ones() -> None:
+    """Only the former are looked at in full; the suppressed token is the likeliest of all."""
+    stop, hidden = torch.tensor([7, 8]), torch.tensor([3])
+    voice = TokenSampler(Any, SamplingConfig(top_p=0.9, temperature=0.7), stop, hidden, "")
+    generator = torch.Generator().manual_seed(6)
+    logits = torch.randn(2, 50, 300, generator=generator) * torch.tensor([0.1, 20.0])[:, None, None]
+    logits[..., 3], logits[:, 0, 7] = 200.0, 150.0
+    drawn = torch.rand(2, 50, generator=generator, dtype=torch.float64)
+    tokens, logprobs, ends = voice.pick(logits, drawn)
+    whole, _ = pick_tokens(logits.index_fill(-1, hidden, float("-inf")), drawn, 0.7, 0.9)
+    assert torch.equal(tokens, whole) and len(tokens[0].unique()) > 30
+    assert ends[:, 0].all() and torch.equal(ends, torch.isin(whole, stop))
+    torch.testing.assert_close(logprobs, (logits / 0.7).log_softmax(-1).gather(-1, whole[..., None])[..., 0])
 
 
 class Kernels(TorchDispatchMode):

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 Masks = tuple[Tensor | None, Tensor | None]
 """Numbers added to the scores of a prompt's keys and of a continuation's own; None where all are seen."""
 
+Places = tuple[Tensor, Tensor]
+"""Two ``[B', G']``: of which prompts, and which of their G continuations; an index of a ``[B, G, ...]``."""
+
 
 @dataclass(slots=True)
 class SharedLayout:
@@ -113,28 +116,23 @@ class SharedLayout:
         self._kept_sizes = self._at = None
 
     def select(
-        self,
-        problems: Tensor,
-        slots: Tensor,
-        columns: int | None = None,
-        more: int = 0,
-        release: bool = False,
+        self, at: Places, columns: int | None = None, more: int = 0, release: bool = False
     ) -> SharedLayout:
-        """A copy of the rows of ``problems`` [B'] and of each the continuations ``slots`` [B', G'].
+        """A copy of some continuations.
 
         Args:
-            problems: Different ones, in order.
-            slots: See above.
+            at: Which, of the different prompts of its rows, in order.
             columns: The own tokens to copy, with room for ``more`` behind them; None copies all the room.
             more: See ``columns``.
             release: Whether each layer is dropped here once it has been copied.
         """
+        problems = at[0][:, 0]
         all_problems = len(problems) == len(self.prompt_lengths)
         copy = SharedLayout(
             self.mode,
             self.prompt_lengths[problems],
             self.prompt_width,
-            slots.shape[1],
+            at[0].shape[1],
             dict(self.prompt_keys) if all_problems else {},
             scores_at_once=self.scores_at_once,
         )
@@ -142,10 +140,9 @@ class SharedLayout:
             for number in [*self.prompt_keys]:
                 pair = self.prompt_keys.pop(number) if release else self.prompt_keys[number]
                 copy.prompt_keys[number] = pair[:, problems]
-        rows = problems[:, None]
         for number in [*self.own_keys]:
             pair = self.own_keys.pop(number) if release else self.own_keys[number]
-            few = pair[:, rows, slots, :, :columns]
+            few = pair[:, *at, :, :columns]
             if columns is not None:
                 few = torch.cat([few, few.new_zeros(*few.shape[:4], more, few.shape[5])], dim=4)
             copy.own_keys[number] = few
@@ -170,12 +167,11 @@ class SharedLayout:
             is_part=True,
         )
 
-    def put_back(self, copy: SharedLayout, problems: Tensor, slots: Tensor, first: int, end: int) -> None:
+    def put_back(self, copy: SharedLayout, at: Places, first: int, end: int) -> None:
         """Take the own keys in columns ``first`` to ``end`` from a `select`ed copy that has grown since."""
-        rows = problems[:, None]
         for number, theirs in copy.own_keys.items():
             self._make_room(number, theirs, end)
-            self.own_keys[number][:, rows, slots, :, first:end] = theirs[..., first:end, :]
+            self.own_keys[number][:, *at, :, first:end] = theirs[..., first:end, :]
 
     def _make_room(self, number: int, like: Tensor, columns: int) -> None:
         """Room for ``columns`` own tokens in layer ``number``; it grows by doubling.
