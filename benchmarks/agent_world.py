@@ -111,9 +111,9 @@ class Scripted(TokenSampler):
 
     script: Iterator[int]
 
-    def choose(self, hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See `TokenSampler.choose`."""
-        tokens, logprobs, _ = TokenSampler.choose(self, hidden, uniform)
+    def pick(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `TokenSampler.pick`."""
+        tokens, logprobs, _ = TokenSampler.pick(self, logits, uniform)
         tokens.fill_(next(self.script))
         return tokens, logprobs, torch.isin(tokens, self.stop).cpu()
 

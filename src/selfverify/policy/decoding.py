@@ -152,10 +152,6 @@ class TokenSampler:
     suppressed: Tensor
     name: str
 
-    def choose(self, hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`pick` behind hidden states ``[..., H]``."""
-        return self.pick(self.head.logits(hidden).float(), uniform)
-
     def pick(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Draw next tokens.
 
@@ -167,13 +163,14 @@ class TokenSampler:
         waiting.
 
         Args:
-            logits: ``[..., V]``, float32.
+            logits: ``[..., V]``.
             uniform: ``[...]`` in [0, 1).
 
         Returns:
             Tokens ``[...]``; their log-probabilities under the temperature, before top-p; and, on the CPU,
             whether they are ends.
         """
+        logits = logits.float()
         free = logits.index_fill(-1, self.suppressed, float("-inf")) if len(self.suppressed) else logits
         temperature, top_p = self.sampling.temperature, self.sampling.top_p
         tokens, sure = pick_tokens(free, uniform, temperature, top_p, _SHORT)

@@ -115,7 +115,7 @@ class CpuFlash:
 
     def forward(self, part: Part) -> tuple[Tensor, Tensor, Any]:
         """Return the output, the logarithm ``[batch, heads, rows]``, and the ``rest`` for `backward`."""
-        mask = part.sizes and part.sizes.mask(part.keys.shape[2], part.query.dtype)
+        mask = None if part.sizes is None else part.sizes.mask(part.keys.shape[2], part.query.dtype)
         query, (keys, values) = self._apart(part.query, part), self._repeated(part)
         out, log = self.kernel(query, keys, values, 0.0, bool(part.own), attn_mask=mask, scale=part.scale)
         return self._shared(out, part), self._shared(log, part), mask

@@ -272,7 +272,7 @@ class SharedKVSession:
         draws_bgt = self._draws(turns, steps).to(device)
         tokens_bgt = torch.zeros(b, g, steps, dtype=torch.long, device=device)
         logprobs_bgt = torch.zeros(b, g, steps, device=device)
-        # On the host, like all that decides who goes on: it waits for the device only in `choose`.
+        # On the host, like all that decides who goes on: it waits for the device only in `pick`.
         last_bg = self._last_steps(steps).masked_fill(~wanted_bg, -1)
         stopped_bg = torch.zeros_like(wanted_bg)
         hidden_bgh = self._hidden_bgh[rows.at]
@@ -282,7 +282,8 @@ class SharedKVSession:
                 for problem in given_up():
                     stopped_bg[problem] |= last_bg[problem] >= step
                     last_bg[problem].clamp_(max=step)
-            chosen, chosen_logprobs, ends = self.voice.choose(hidden_bgh, draws_bgt[*rows.at, step])
+            draws_bg = draws_bgt[*rows.at, step]
+            chosen, chosen_logprobs, ends = self.voice.pick(self.voice.head.logits(hidden_bgh), draws_bg)
             tokens_bgt[*rows.at, step] = chosen
             logprobs_bgt[*rows.at, step] = chosen_logprobs
             here = rows.on_host

@@ -74,7 +74,7 @@ class SharedLayout:
     is_part: bool = False
     masks: dict[int | None, Masks] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
-    _at: tuple[Tensor, Tensor, Tensor] | None = None
+    _columns: Tensor | None = None
     _sizes: Sizes | None = None
     _kept_sizes: Sizes | None = None
 
@@ -85,7 +85,8 @@ class SharedLayout:
         return self._sizes if any(size != self.prompt_width for size in self._sizes.listed) else None
 
     def kept_sizes(self, more: int = 0) -> Sizes | None:
-        """How many own tokens ``[B*G]`` continuations have, and ``more``; None where all have as many."""
+        """How many own tokens ``[B*G]`` continuations have, and ``more``, the same in all layers of a pass;
+        None where all have as many."""
         if self.even or self.starts is None:
             return None
         if self._kept_sizes is None:
@@ -113,7 +114,7 @@ class SharedLayout:
         """Say where the tokens of the next forward stand; see the class for the arguments."""
         self.starts, self.longest, self.even, self.own_images = starts, longest, even, own_images
         self.masks.clear()
-        self._kept_sizes = self._at = None
+        self._kept_sizes = self._columns = None
 
     def select(
         self, at: Places, columns: int | None = None, more: int = 0, release: bool = False
@@ -197,20 +198,16 @@ class SharedLayout:
             ``[2, B, G, K, T, D]`` all that the rows have.
         """
         assert self.starts is not None
-        b, g, _, r, _ = key.shape
-        end = self.longest + r
+        r, end = key.shape[3], self.longest + key.shape[3]
         self._make_room(number, key, end)
         kept = self.own_keys[number]
         if self.even:
             torch.stack([key, value], out=kept[..., self.longest : end, :])
         else:
-            if self._at is None:
-                rows, slots = (torch.arange(n, device=key.device) for n in (b, g))
-                columns = self.starts[..., None] + torch.arange(r, device=key.device)
-                self._at = rows[:, None, None], slots[:, None], columns
-            rows, slots, columns = self._at
-            # Indices with an axis between them put their own axes first.
-            kept[:, rows, slots, :, columns] = torch.stack([key, value]).permute(1, 2, 4, 0, 3, 5)
+            if self._columns is None:
+                self._columns = self.starts[..., None] + torch.arange(r, device=key.device)
+            fresh = torch.stack([key, value])
+            kept.scatter_(4, self._columns[:, :, None, :, None].expand_as(fresh), fresh)
         return kept[..., :end, :]
 
 

@@ -199,7 +199,7 @@ class _Said(LogitsProcessor):
 
     def draw(self, logits_gv: Tensor) -> Tensor:
         """Draw the next token of each sample; ``[G]``."""
-        chosen_g, logprobs_g, ends_g = self.voice.pick(logits_gv.float(), self.draws_gt[:, len(self.tokens)])
+        chosen_g, logprobs_g, ends_g = self.voice.pick(logits_gv, self.draws_gt[:, len(self.tokens)])
         self.tokens.append(chosen_g)
         self.logprobs.append(logprobs_g)
         self.ended_g |= ends_g

@@ -379,21 +379,20 @@ def _grow(layer: _Layer) -> Tensor:
     g = layout.continuations
     r = length // g
     new = layer.key.unflatten(2, (g, r)).transpose(1, 2), layer.value.unflatten(2, (g, r)).transpose(1, 2)
-    keys, values = layout.add(layer.number, *new)
+    own = layout.add(layer.number, *new)
     query = layer.query.reshape(b, k, heads // k, g, r, d)
     # Without a prompt all tokens are the continuation's own.
     prompt = layout.prompt_keys.get(layer.number, (layer.key[:, :, :0], layer.value[:, :, :0]))
-    window = layer.narrow_window(layout.prompt_width + keys.shape[3])
+    window = layer.narrow_window(layout.prompt_width + own.shape[4])
     flash = layer.flash(window)
     padded = not layout.even or layout.sizes() is not None
-    if flash is None or (r == 1 and not flash.for_one(keys.shape[3], padded)):
-        return _rows(two_part_attention(layout, query, prompt, (keys, values), window, layer.scale))
-    seen = [SeenKeys((prompt[0], prompt[1]), layout.sizes())] if layout.prompt_width else []
+    if flash is None or (r == 1 and not flash.for_one(own.shape[4], padded)):
+        return _rows(two_part_attention(layout, query, prompt, own, window, layer.scale))
+    seen = [SeenKeys(prompt, layout.sizes())] if layout.prompt_width else []
     if r == 1:
-        seen.append(SeenKeys((keys, values), layout.kept_sizes(1)))
+        seen.append(SeenKeys(own, layout.kept_sizes(1)))
     else:
-        kept = keys[:, :, :, : layout.longest], values[:, :, :, : layout.longest]
-        seen += [SeenKeys(kept, layout.kept_sizes())] if layout.longest else []
+        seen += [SeenKeys(own[..., : layout.longest, :], layout.kept_sizes())] if layout.longest else []
         seen.append(SeenKeys(new, causal=True))
     return _rows(merged(flash, query.permute(0, 3, 1, 2, 4, 5), seen, layer.scale))
 
