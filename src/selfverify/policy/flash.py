@@ -20,9 +20,7 @@ Grads = tuple[Tensor, Tensor, Tensor]
 
 def hide(hidden: Tensor, dtype: torch.dtype) -> Tensor:
     """The lowest number where ``hidden``, else 0: rows that see nothing stay finite."""
-    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(
-        hidden, torch.finfo(dtype).min
-    )
+    return torch.zeros_like(hidden, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)
 
 
 class Sizes:

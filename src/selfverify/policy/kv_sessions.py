@@ -268,10 +268,9 @@ class SharedKVSession:
         wanted_bg = self._flags(turns)
         rows = self._chosen(wanted_bg)
         layout = self._take(rows)
-        b, g = wanted_bg.shape
         draws_bgt = self._draws(turns, steps).to(device)
-        tokens_bgt = torch.zeros(b, g, steps, dtype=torch.long, device=device)
-        logprobs_bgt = torch.zeros(b, g, steps, device=device)
+        tokens_bgt = torch.zeros(draws_bgt.shape, dtype=torch.long, device=device)
+        logprobs_bgt = torch.zeros(draws_bgt.shape, device=device)
         # On the host, like all that decides who goes on: it waits for the device only in `pick`.
         last_bg = self._last_steps(steps).masked_fill(~wanted_bg, -1)
         stopped_bg = torch.zeros_like(wanted_bg)
@@ -307,12 +306,11 @@ class SharedKVSession:
                 rows = self._rows((here[0][going], here[1][going]))
             hidden_bgh = self._decode(chosen, rows, layout, step)
         self._put_back(layout, rows, step, more)
-        stopped, last_said = stopped_bg.tolist(), last_bg.tolist()
         tokens, logprobs = tokens_bgt.tolist(), logprobs_bgt.tolist()
         said = {}
         for i, j in turns:
-            n = last_said[i][j] + 1
-            finish = Finish.STOP if stopped[i][j] else Finish.LENGTH
+            n = int(last_bg[i, j]) + 1
+            finish = Finish.STOP if stopped_bg[i, j] else Finish.LENGTH
             said[i, j] = Sample(tokens[i][j][:n], logprobs[i][j][:n], finish)
             self.lengths_bg[i, j] += n - 1
             self._next_bg[i, j] += n - 1
@@ -470,15 +468,14 @@ class SharedKVSession:
         return flags_bg
 
     def _rows(self, on_host: Places) -> SessionRows:
-        problems, slots = on_host
-        at = problems.to(self.forward.device), slots.to(self.forward.device)
+        device, (problems, slots) = self.forward.device, on_host
+        at = problems.to(device), slots.to(device)
         kept, following = self.lengths_bg[on_host], self._next_bg[on_host]
         first, end = int(problems[0, 0]), int(problems[-1, 0]) + 1
         whole = slots.shape[1] == self.lengths_bg.shape[1] and bool((slots[:, 1:] > slots[:, :-1]).all())
         neighbours = (first, end) if whole and len(slots) == end - first else None
         least, most = int(kept.min()), int(kept.max())
-        kept, following = kept.to(self.forward.device), following.to(self.forward.device)
-        return SessionRows(at, on_host, kept, following, least, most, neighbours)
+        return SessionRows(at, on_host, kept.to(device), following.to(device), least, most, neighbours)
 
     def _chosen(self, wanted_bg: Tensor, most: float = 0.8) -> SessionRows:
         """The threads to work on: some, if they are at most that share of all, else all of them."""
