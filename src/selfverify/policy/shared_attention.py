@@ -131,11 +131,11 @@ def _seen_both_ways(layout: SharedLayout, images: Tensor, which: slice, columns:
 
 def _attention(query: Tensor, prompt: Pair, own: Pair, masks: Masks, scale: float) -> Tensor:
     b, k, n, g, q, d = query.shape
-    width, query = prompt[0].shape[2], query * scale
-    scores_prompt = torch.matmul(query.reshape(b, k, n * g * q, d), prompt[0].transpose(2, 3))
+    width = prompt[0].shape[2]
+    scores_prompt = torch.matmul(query.reshape(b, k, n * g * q, d) * scale, prompt[0].transpose(2, 3))
     scores_prompt = scores_prompt.view(b, k, n, g, q, width)
     # Own keys differ by continuation: bring G beside B, and the N query heads into the rows.
-    own_query = query.permute(0, 3, 1, 2, 4, 5).reshape(b, g, k, n * q, d)
+    own_query = query.permute(0, 3, 1, 2, 4, 5).reshape(b, g, k, n * q, d) * scale
     scores_own = torch.matmul(own_query, own[0].transpose(3, 4)).view(b, g, k, n, q, -1)
     scores_own = scores_own.permute(0, 2, 3, 1, 4, 5)
     for part, mask in zip((scores_prompt, scores_own), masks, strict=True):
