@@ -78,12 +78,10 @@ def pick_tokens(
         return logits.argmax(-1), sure
     probs = (logits.double() / temperature).softmax(-1)
     if top_p < 1:
-        looked = probs.shape[-1] if most is None else min(most, probs.shape[-1])
-        ordered = probs.topk(looked, dim=-1).values
-        before = ordered.cumsum(-1) - ordered
-        least = ordered.masked_fill(before >= top_p, 1.0).amin(-1, keepdim=True)
-        if looked < probs.shape[-1]:
-            sure = before[..., -1] + ordered[..., -1] >= top_p
+        ordered = probs.topk(min(most or probs.shape[-1], probs.shape[-1]), dim=-1).values
+        reached = ordered.cumsum(-1)
+        least = ordered.masked_fill(reached - ordered >= top_p, 1.0).amin(-1, keepdim=True)
+        sure = reached[..., -1] >= top_p
         probs = probs.masked_fill(probs < _AS_LIKELY * least, 0.0)
     reached = probs.cumsum(-1)
     place = torch.searchsorted(reached, (uniform.double().unsqueeze(-1) * reached[..., -1:]), right=True)

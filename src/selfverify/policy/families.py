@@ -214,15 +214,16 @@ class Segments:
         self.row = boundaries[[0, -1]]
         """``[2]`` on the CPU: the boundaries of the row as a whole."""
         segments = sorted((torch.arange(*ends) for ends in pairwise(boundaries.tolist())), key=len)
-        self._groups: list[tuple[int, Tensor, Tensor | None]] = []
+        self._groups: list[tuple[int, Tensor | None, Tensor | None]] = []
         kinds = [segments] if together else [[*alike] for _, alike in groupby(segments, len)]
         padded = [pad_sequence(kind, batch_first=True, padding_value=-1) for kind in kinds]
-        for places in padded:
-            real = places >= 0
-            seen = None if bool(real.all()) else real[:, None, None].to(device)
-            self._groups.append((places.shape[1], places.clamp(min=0).flatten().to(device), seen))
         order = torch.cat([places.flatten() for places in padded])
-        self._back = order.argsort()[int((order < 0).sum()) :].to(device)
+        as_it_is = len(padded) == 1 and bool((order.diff() == 1).all())
+        for places in padded:
+            real, index = places >= 0, None if as_it_is else places.clamp(min=0).flatten().to(device)
+            seen = None if bool(real.all()) else real[:, None, None].to(device)
+            self._groups.append((places.shape[1], index, seen))
+        self._back = None if as_it_is else order.argsort()[int((order < 0).sum()) :].to(device)
 
     def attend(self, module: nn.Module, row: tuple[Tensor, Tensor, Tensor], **options: Any) -> Tensor:
         """Attention ``[1, S, heads, D]`` within each segment.
@@ -234,10 +235,14 @@ class Segments:
         """
         parts = []
         for length, places, seen in self._groups:
-            patches = (x[0].transpose(0, 1).index_select(0, places) for x in row)
+            patches = (_at(x[0].transpose(0, 1), places) for x in row)
             batch = [x.unflatten(0, (-1, length)).transpose(1, 2) for x in patches]
             parts.append(sdpa_attention_forward(module, *batch, seen, **options)[0].flatten(0, 1))
-        return torch.cat(parts).index_select(0, self._back)[None]
+        return _at(torch.cat(parts), self._back)[None]
+
+
+def _at(patches: Tensor, places: Tensor | None) -> Tensor:
+    return patches if places is None else patches.index_select(0, places)
 
 
 def segmented_attention(

@@ -376,8 +376,7 @@ def _grow(layer: _Layer) -> Tensor:
     """The R newest tokens of every continuation behind a kept prompt and the continuation's own tokens."""
     layout, k = layer.layout, layer.key.shape[1]
     b, heads, length, d = layer.query.shape
-    g = layout.continuations
-    r = length // g
+    g, r = layout.continuations, length // layout.continuations
     new = layer.key.unflatten(2, (g, r)).transpose(1, 2), layer.value.unflatten(2, (g, r)).transpose(1, 2)
     own = layout.add(layer.number, *new)
     query = layer.query.reshape(b, k, heads // k, g, r, d)
