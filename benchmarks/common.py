@@ -1,4 +1,4 @@
-"""What the benchmarks share: the model, the problems, interleaved timing, and how results are printed."""
+"""Shared by the benchmarks: the model, the problems, interleaved timing, and how results are printed."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Endless(Policy):
 
 
 class Script:
-    """What is heard in each turn: the same words everywhere, and images that differ by prompt and turn.
+    """Its messages in each turn: the same words everywhere, and images that differ by prompt and turn.
 
     Args:
         policy: Encodes it.
@@ -83,7 +83,7 @@ class Script:
         return Image.fromarray(pixels.numpy())
 
     def piece(self, place: SampleIndex, turn: int) -> Continuation:
-        """What a conversation hears after a turn."""
+        """The message that a conversation gets after a turn."""
         words = [70 + (turn + place[1]) % 20] * HEARD
         if not self.images or turn % self.every:
             return Continuation(words)
@@ -94,7 +94,7 @@ class Script:
         return Continuation([*words, *shown], [image])
 
     def all_of(self, place: SampleIndex, turns: range) -> Continuation:
-        """What it hears in ``turns``, in one piece."""
+        """The messages of some turns, in one piece."""
         pieces = [self.piece(place, turn) for turn in turns]
         return Continuation([t for p in pieces for t in p.tokens], [i for p in pieces for i in p.images])
 
@@ -109,7 +109,7 @@ def talk(threads: KVSession, places: Sequence[SampleIndex], script: Script) -> N
 def sides(
     policy: Policy, prompts: Sequence[Prompt], group: int, script: Script
 ) -> dict[str, Callable[[], None]]:
-    """What is measured, by name."""
+    """The ways that are measured, by name."""
     seeds = list(range(len(prompts)))
     places = [(b, g) for b in range(len(prompts)) for g in range(group)]
     short = SamplingConfig(group_size=group, max_new_tokens=SAID)

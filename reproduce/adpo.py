@@ -14,7 +14,7 @@ from selfverify.core.errors import ConfigError
 
 
 class TablesSettings(CommandConfig):
-    """What the tables show."""
+    """The content of the tables."""
 
     sizes: str = "1,4,8,12"
     """The numbers of samples to choose from, with commas between them."""

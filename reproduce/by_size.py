@@ -1,4 +1,4 @@
-"""What papers' tables measure of a sample set: choices among N, and two turns, by category.
+"""The figures of the papers' tables for a sample set: choices among N, and two turns, by category.
 
 Every figure is a sum over problems divided by another one (`selfverify.tasks.base.Metric`). This is what
 ADPO's Tables 2 to 5 and 11 to 13 and AdaPO's Table 1 are made of.

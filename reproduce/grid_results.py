@@ -1,4 +1,4 @@
-"""What a study found: every metric of every variant, pooled over seeds, and compared with the baseline.
+"""The results of a study: every metric of every variant, pooled over seeds, and compared with the baseline.
 
 All runs of a task are measured on the same problems with the same draws of problems. AUC and AP, which are no
 means over problems, are computed per seed. `reproduce.statistics` has what is pooled and tested how; how much

@@ -1,4 +1,4 @@
-"""What looking again is worth, and a verifier that ends it: several seeds on the same test problems.
+"""The worth of looking again, and of a verifier that ends it: several seeds on the same test problems.
 
     python -m reproduce.vts_v gains runs/looking-gains looking.json \
         verifier=runs/stop-0 no-tools=runs/blind-0 larger=runs/larger-0 \
@@ -51,7 +51,7 @@ EVALUATION = ["evaluation.split=test", "evaluation.samples=1", "evaluation.tempe
 PROBLEMS, FEWER = 2048, 512
 """Test problems of a row; and of those in which nothing is to be seen (`TAKEN`), and of `UNTAUGHT`."""
 TAKEN = ("blanked", "swapped")
-"""What is shown in place of what tools make, to tell whether it is looked at (`VisualConfig.results`)."""
+"""Pictures in place of those that tools make, to tell whether they are looked at (`VisualConfig.results`)."""
 RIGHT = Column("accuracy", "right")
 COLUMNS = (
     RIGHT,
@@ -63,7 +63,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class StudySeed:
-    """What belongs to one seed.
+    """The runs and files of one seed.
 
     Args:
         run: The folder of the run that has trained the verifier; its recipe names the reasoner.

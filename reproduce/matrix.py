@@ -498,7 +498,7 @@ def _identity(answerer: Policy | ServerAnswerer) -> str:
 
 
 class MatrixSettings(CommandConfig):
-    """What a table of models is made by."""
+    """The settings of a table of models."""
 
     recipe: str = "adpo-digits"
     """The recipe with the task, the evaluation's settings and the answers' length."""

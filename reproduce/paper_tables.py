@@ -38,7 +38,7 @@ Rows = Annotated[
 ]
 """The argument of both papers' commands."""
 RESULTS = "results.json"
-"""What a study writes, and tells its folder from others."""
+"""The file by which the folder of a study is told from others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ TURNS = "Two turns"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the tables show.
+    """The content of the tables.
 
     Args:
         sizes: The numbers of samples; none are samples of two turns.

@@ -38,10 +38,10 @@ EVIDENCE = (
     Column("judged-SR", "judged SR", better=False),
     Column("judge-false-positives", "judges' false positives", better=False),
 )
-"""What SmartSnap is about beside that, in a table of our own."""
+"""More of what SmartSnap is about, in a table of our own."""
 RULE = "pass@1"
 PAPER = published("smartsnap")
-"""What the authors report."""
+"""The figures that the authors report."""
 
 Figures = dict[str, dict[str, Any]]
 

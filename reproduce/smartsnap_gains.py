@@ -1,4 +1,4 @@
-"""What SmartSnap's training on the phone is worth: every model of the study on the same new tasks.
+"""The worth of SmartSnap's training on the phone: every model of the study on the same new tasks.
 
     python -m reproduce.grid smartsnap-phone --jobs 2
     python -m reproduce.smartsnap gains runs/study-smartsnap-phone smartsnap.json \
@@ -49,7 +49,7 @@ ARMS: Mapping[str, Sequence[str]] = {
     "tasks": ["evaluation.problems=512", "evaluation.samples=2"],
     "greedy": SETS["greedy"],
 }
-"""What the other variants are measured on."""
+"""The tasks that the other variants are measured on."""
 SPEAKING: Mapping[str, Sequence[str]] = {"vanilla": ["task.agent.evidence.source=last"]}
 """Options of models that were taught another way of handing in; ``vanilla`` gives a message alone."""
 

@@ -219,11 +219,11 @@ def _first(figures: Mapping[str, Any], name: str) -> float | None:
 
 
 NAMED = {WITH: " + VTS-V", UNVERIFIED: " + VTS-V w/o verifier", MARKED: " + SoM", WITHOUT: " + CoT"}
-"""What the paper calls ways of answering, behind the model's name."""
+"""The paper's names of ways of answering, behind the model's name."""
 
 
 PAPER = published("vts_v")
-"""What the authors report."""
+"""The figures that the authors report."""
 THIRD, PARTS = "Visual_Correspondence", (WITH, UNVERIFIED, ZERO)
 """Table 3's task, and the ways that are its rows."""
 
@@ -292,7 +292,7 @@ def _cited(model: str, values: Sequence[float | None]) -> list[str]:
 
 
 def read_bench(folder: Path) -> dict[str, Any]:
-    """What `bench` has written into a folder: ``data``, ``model`` and ``rows``.
+    """Return the result of `bench` in a folder: ``data``, ``model`` and ``rows``.
 
     Raises:
         ConfigError: There is no such file.

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from atif_rules import Document
 from samples import sample, write_samples
 from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError, DataError, FileError
-from selfverify.core.files import only_writer
 from selfverify.core.jsonl_store import read_journal, write_journal
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
@@ -109,7 +107,7 @@ def documents(folder: Path) -> dict[str, Any]:
 def test_all_of_a_sample_is_in_its_file_as_other_programs_read_it(run: Path, tmp_path: Path) -> None:
     """Its steps, its numbers and the settings of its store; and those images that are shown, to the byte."""
     out = tmp_path / "out"
-    assert export_atif(run, out) == Exported(6, 6, 3, UNKNOWN)
+    assert export_atif(run, out) == Exported(6, 3, UNKNOWN)
     settings, samples = read_samples(run / "samples.jsonl")
     made = documents(out)
     ours = [document["extra"]["selfverify"] for document in made.values()]
@@ -170,38 +168,6 @@ def test_a_part_of_them(run: Path, tmp_path: Path, portion: Portion, names: list
     assert [*documents(tmp_path / "out")] == [f"problem-00000{name}.json" for name in names]
 
 
-def test_it_goes_on_where_it_was_killed(run: Path, tmp_path: Path) -> None:
-    out, whole = tmp_path / "out", tmp_path / "whole"
-    whole.mkdir()
-    (whole / "export.json.partial").write_text("{")  # as a kill at the very beginning leaves it
-    assert export_atif(run, whole) == Exported(6, 6, 3, UNKNOWN) and not [*whole.rglob("*.partial")]
-
-    class Killed(Exception):
-        pass
-
-    def kill(number: int, total: int) -> None:
-        if number == 4:
-            raise Killed
-
-    with pytest.raises(Killed):
-        export_atif(run, out, progress=kill)
-    assert json.loads((out / "export.json").read_text())["complete"] is False
-    (out / "problem-000000-sample-01.json").write_text("")  # as a power cut leaves it
-    for image in (out / "images").iterdir():
-        image.write_bytes(b"")
-    (out / "problem-000002-sample-00.json.partial").write_text("{")
-    refused = pytest.raises(ConfigError, match=r"out is in use: process \d+ .* is writing into it")
-    with only_writer(out), ThreadPoolExecutor(1) as other, refused:
-        other.submit(export_atif, run, out).result()
-    assert export_atif(run, out) == Exported(6, 3, 3, UNKNOWN)
-    names = sorted(path.relative_to(whole) for path in whole.rglob("*"))
-    assert names == sorted(path.relative_to(out) for path in out.rglob("*"))
-    assert all((out / name).read_bytes() == (whole / name).read_bytes() for name in names if name.suffix)
-    assert export_atif(run, out) == Exported(6, 0, 3, UNKNOWN)
-    with pytest.raises(ConfigError, match=r"holds another export: limit was None and is now 3"):
-        export_atif(run, out, Portion(limit=3))
-
-
 def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path) -> None:
     out, store = tmp_path / "out", run / "samples.jsonl"
     with pytest.raises(ConfigError, match="there is no folder and no file"):
@@ -213,7 +179,7 @@ def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no problem rooms/7; it holds rooms/0, rooms/1, rooms/2"):
         export_atif(run, out, Portion(only=("rooms/7",)))
     assert not out.exists()
-    with pytest.raises(ConfigError, match="eval is not empty, and holds no export"):
+    with pytest.raises(ConfigError, match="eval is not empty; choose another folder"):
         export_atif(run, run)
     (tmp_path / "file").write_text("")
     with pytest.raises(FileError, match="file: this folder cannot be made"):
@@ -233,7 +199,8 @@ def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path) -> None:
     export_atif(run, tmp_path / "other", Portion(only=("rooms/1",)))  # which shows no image
     Image.new("RGB", (3, 3)).save(run / "images" / image)
     with pytest.raises(DataError, match="is damaged: its content is not the one"):
-        export_atif(run, out)
+        export_atif(run, tmp_path / "second")
+    assert not (tmp_path / "second" / "export.json").exists()
     store.write_text("\n".join([header, first.replace(image, "../kept"), *rest]))
     with pytest.raises(DataError, match=r"sample 0: '\.\./kept' is no name of an image"):
         export_atif(run, tmp_path / "third")
@@ -265,20 +232,20 @@ def test_problems_that_the_gallery_lacks_are_made_anew(tmp_path: Path) -> None:
         assert words["text"] == problem.meta["question"]
         with Image.open(tmp_path / "out" / picture["source"]["path"]) as image:
             assert image.tobytes() == problem.images[0].convert("RGB").tobytes()
-    assert Exported(3, 0, 2, done.unknown) == export_atif(tmp_path / "samples.jsonl", tmp_path / "out")
+    assert (done.trajectories, done.images) == (3, 2)
 
 
 def test_the_command(run: Path, tmp_path: Path) -> None:
     words = ["export", str(run), "--output", str(tmp_path / "out"), "--only", "rooms/0", "--json"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout) == {"trajectories": 2, "new": 2, "images": 3, "unknown": {}}
+    assert json.loads(done.stdout) == {"trajectories": 2, "images": 3, "unknown": {}}
     shutil.rmtree(tmp_path / "out")
     told = CliRunner().invoke(app, words[:-3])
-    assert "6 trajectories (6 new), 3 images" in told.stdout
+    assert "6 trajectories, 3 images" in told.stdout
     assert "1 problems are without their questions; rooms/2: there is no task 'rooms'" in told.stderr
-    wrong = CliRunner().invoke(app, [*words[:-3], "--problems", "1"])
-    assert wrong.exit_code == 2 and "problems was None and is now 1" in " ".join(wrong.stderr.split())
+    wrong = CliRunner().invoke(app, words[:-3])
+    assert wrong.exit_code == 2 and "is not empty; choose another folder" in " ".join(wrong.stderr.split())
 
 
 def segments_in(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -328,7 +295,7 @@ def test_a_whole_rollout_is_in_its_file(tmp_path: Path) -> None:
         image.save(log.with_suffix("") / f"{name}.png")
 
     out = tmp_path / "out"
-    assert export_atif(tmp_path / "run", out, rollouts=True) == Exported(3, 3, 1)
+    assert export_atif(tmp_path / "run", out, rollouts=True) == Exported(3, 1)
     made = documents(out)
     assert [*made] == [f"step-000012-problem-0003-sample-0{n}.json" for n in range(3)]
     written = read_journal(log, RecordedGroup)[1][3].trajectories

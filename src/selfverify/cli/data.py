@@ -152,8 +152,7 @@ def export(
 ) -> None:
     """Write stored samples as trajectories that other programs read, with their images as files.
 
-    Of a run, the samples of after training are exported. Called again, the command goes on where it was
-    stopped.
+    Of a run, the samples of after training are exported.
 
     Examples:
 
@@ -180,7 +179,7 @@ def export(
     portion = Portion(settings.problems, settings.limit, tuple(settings.only))
     with bar("trajectories", hidden=as_json) as progress:
         done = export_atif(source, output, portion, settings.rollouts, progress)
-    text = f"{done.trajectories} trajectories ({done.new} new), {done.images} images: {output}"
+    text = f"{done.trajectories} trajectories, {done.images} images: {output}"
     first = next((f"; {problem}: {reason}" for problem, reason in done.unknown.items()), "")
     without = f"{len(done.unknown)} problems are without their questions{first}" if first else ""
     print_outcome(done, as_json, text, without)

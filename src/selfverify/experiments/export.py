@@ -1,11 +1,10 @@
 """Stored samples and logged rollouts as files for other programs: ATIF trajectories, conversations.
 
     OUTPUT/
-      export.json                        what is exported, and whether it is complete
+      export.json                        what is exported; it is written last
       problem-000003-sample-01.json      a trajectory, one file each (`sample_to_atif`)
       images/                            what they show, by content
 
-An export of trajectories that was killed goes on when it is called again: files that are there already stay.
 `export_conversations` writes one file for fine-tuning, in verl's ``messages`` and ``tools``.
 
 The questions and images of the samples' problems are in the gallery or made anew, because the store itself
@@ -28,10 +27,7 @@ from pydantic import ValidationError
 
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.files import (
-    LOCK_FILE,
-    differences,
     make_folder,
-    only_writer,
     read_regular,
     write_bytes,
     write_json,
@@ -264,13 +260,11 @@ class Exported:
 
     Args:
         trajectories: Their number.
-        new: The number of those that were not there yet.
         images: The number of distinct images.
         unknown: Problems of which only the answers are known, with the reasons.
     """
 
     trajectories: int
-    new: int
     images: int
     unknown: dict[str, str] = field(default_factory=dict)
 
@@ -287,14 +281,13 @@ def export_atif(
     Args:
         source: The folder of an evaluation or a run, or a sample store. Of a run's two stores that of after
             training is exported.
-        output: The folder.
+        output: The folder, a new or an empty one.
         portion: Which trajectories; by default all.
         rollouts: Whether the logged rollouts of a run's training are exported, not the samples.
         progress: Called after each trajectory.
 
     Raises:
-        ConfigError: There is nothing to export, or ``output`` holds something else, or another process is
-            exporting into it.
+        ConfigError: There is nothing to export, or ``output`` is not empty.
         DataError: A line of the source is corrupt, or an image is missing or damaged; the message names it.
     """
     portion = portion or Portion()
@@ -303,25 +296,26 @@ def export_atif(
     for item in items:
         item.check_images()
     make_folder(output)
-    new, copied = 0, set[str]()
-    with only_writer(output):
-        _begin(output, about)
-        for number, item in enumerate(items, start=1):
-            for name in {*item.images} - copied:
-                _put(output / SHOWN_IMAGES / name, _checked(item.folder / name))
-                copied.add(name)
-            entry, image = item.ask() or ({}, None)
-            if image is not None and entry["image"] not in copied:
-                _put(output / SHOWN_IMAGES / entry["image"], image)
-                copied.add(entry["image"])
-            value = item.make().model_dump(exclude_none=True)
-            text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1)
-            new += _put(output / item.file, text.encode("utf-8", "replace") + b"\n")
-            if progress is not None:
-                progress(number, len(items))
-        count = {"complete": True, "trajectories": len(items), "images": len(copied)}
-        write_json(output / EXPORT_FILE, {"about": about, **count})
-    return Exported(len(items), new, len(copied), unknown)
+    if any(output.iterdir()):
+        raise ConfigError(f"{output} is not empty; choose another folder")
+    make_folder(output / SHOWN_IMAGES)
+    copied = set[str]()
+    for number, item in enumerate(items, start=1):
+        for name in {*item.images} - copied:
+            write_bytes(output / SHOWN_IMAGES / name, _checked(item.folder / name))
+            copied.add(name)
+        entry, image = item.ask() or ({}, None)
+        if image is not None and entry["image"] not in copied:
+            write_bytes(output / SHOWN_IMAGES / entry["image"], image)
+            copied.add(entry["image"])
+        value = item.make().model_dump(exclude_none=True)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1)
+        write_bytes(output / item.file, text.encode("utf-8", "replace") + b"\n")
+        if progress is not None:
+            progress(number, len(items))
+    count = {"complete": True, "trajectories": len(items), "images": len(copied)}
+    write_json(output / EXPORT_FILE, {"about": about, **count})
+    return Exported(len(items), len(copied), unknown)
 
 
 def _samples(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Item], dict[str, str]]:
@@ -387,25 +381,6 @@ def _chosen(ids: Mapping[str, Any], portion: Portion, source: Path) -> list[str]
     return [name for name in ids if not portion.only or name in portion.only][: portion.problems]
 
 
-def _begin(output: Path, about: dict[str, Any]) -> None:
-    """See that the folder is empty, or holds a part of the same export."""
-    marker = output / EXPORT_FILE
-    if not marker.exists():
-        # Files that a kill has left of a first beginning are written anew.
-        ours = (LOCK_FILE, f"{EXPORT_FILE}.partial")
-        if any(path.name not in ours for path in output.iterdir()):
-            raise ConfigError(f"{output} is not empty, and holds no export; choose another folder")
-        write_json(marker, {"about": about, "complete": False})
-    try:
-        found = json.loads(marker.read_text(encoding="utf-8"))["about"]
-        changed = differences(found, about)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigError(f"{marker} is damaged; choose another folder, or delete this one") from None
-    if changed:
-        raise ConfigError(f"{output} holds another export: {'; '.join(changed)}; choose another folder")
-    (output / SHOWN_IMAGES).mkdir(exist_ok=True)
-
-
 def _checked(source: Path) -> bytes:
     """The content of an image's file.
 
@@ -418,17 +393,6 @@ def _checked(source: Path) -> bytes:
     elif f"{hashlib.blake2b(content, digest_size=16).hexdigest()}.png" != source.name:
         raise DataError(f"the image {source} is damaged: its content is not the one that it is named by")
     return content
-
-
-def _put(path: Path, content: bytes) -> bool:
-    """Write a file whole or not at all, unless it is there; return whether it was written.
-
-    One that a power cut has damaged is written anew by the next call.
-    """
-    if path.exists() and read_regular(path) == content:
-        return False
-    write_bytes(path, content)
-    return True
 
 
 Keep = Literal["all", "correct", "judged"]

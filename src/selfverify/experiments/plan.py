@@ -159,7 +159,7 @@ class Shapes:
         """
         hidden, query, keys, wide = self.layer.hidden, self.layer.query, self.layer.keys, self.layer.wide
         merging = self.size * (2 * hidden + 2 * keys + 6 * query) + 12 * query
-        # What an adapter adds stands beside what the layer gives.
+        # The output of an adapter stands beside that of its layer.
         return max(merging * own, self.size * (hidden + (2 + self.adapted) * wide))
 
     def work(self, tokens: float, pairs: float) -> float:

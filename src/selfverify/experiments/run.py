@@ -338,7 +338,7 @@ def noting_recipe(
     A run that is refused because of changed settings leaves the recipe that its folder was made by.
 
     Returns:
-        What is to be called after each step, for `learn`.
+        The function for `learn` to call after each step.
     """
     if ranks.index():
         return on_step

@@ -476,7 +476,7 @@ def _with_examples(problem: Problem, examples: Sequence[str]) -> Problem:
 
 
 def _brief(row: TaughtProblem) -> CollectedLooks:
-    """What is kept in memory of a line."""
+    """The part of a line that is kept in memory."""
     held = row.conversations
     reasons = (*(one.lost for one in held), row.unusable)
     correct, lost = sum(worth_imitating(one.rewards) for one in held), sum(bool(one.lost) for one in held)

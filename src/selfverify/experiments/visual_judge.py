@@ -344,7 +344,7 @@ def read_verdict(said: str) -> bool | None:
 
 
 def _phrase(lines: Sequence[str]) -> str:
-    """What of these lines belongs to the sentence that goes on behind them."""
+    """The part of these lines that belongs to the sentence which goes on behind them."""
     found = list[str]()
     for line in reversed(lines):
         ended = _ENDED.search(line) is not None

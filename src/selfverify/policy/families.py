@@ -59,7 +59,7 @@ class Family:
     splits_single_images = False
     """Whether an image is split into tiles only where it is its prompt's only one."""
     processing: Mapping[str, Any] = {}
-    """What the image processor is told beside the image."""
+    """More arguments of the image processor's call."""
 
     def backbone(self, model: Any) -> Any:
         """The decoder that maps embeddings to hidden states.

@@ -24,7 +24,7 @@ Exact = Fraction | float
 TABLES: dict[str, Any] = YAML(typ="safe").load(
     (files("selfverify.tasks") / "math_tables.yaml").read_text("utf-8")
 )
-"""What answers are read by: characters, commands, words and units."""
+"""The characters, commands, words and units by which answers are read."""
 _TOKEN = re.compile(
     r"(?P<clock>(?<![\d:.])(?:(?:[01]?\d|2[0-3])(?::[0-5]\d){1,2}(?![\d:])(?:\s*[AaPp]\.?\s*[Mm](?![A-Za-z])\.?)?"
     r"|1?\d\s*[AaPp]\.?\s*[Mm](?![A-Za-z])\.?))"

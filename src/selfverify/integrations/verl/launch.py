@@ -28,7 +28,7 @@ from selfverify.tasks.base import Task
 
 PLUGIN, SHARED = (f"selfverify.integrations.verl.{name}" for name in ("trainer", "shared_engine"))
 VENDOR = "selfverify"
-"""What ``VERL_ENGINE_VENDOR`` says where verl is to take our engine, which shares prompts."""
+"""The value of ``VERL_ENGINE_VENDOR`` with which verl takes our engine, which shares prompts."""
 
 _OPTION = "under engine.options write "
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

@@ -71,7 +71,7 @@ class ProblemDataset(Dataset[dict[str, Any]]):
 
 
 class LoopResources:
-    """What the conversations of a process share: tasks with their data, and a policy without weights.
+    """Tasks with their data, and a policy without weights, which all conversations of a process share.
 
     Where a task's episodes have no threads, one of them runs at a time, but while it waits for a server.
     """
