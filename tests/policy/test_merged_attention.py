@@ -13,9 +13,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rounding import assert_close
+from selfverify.core.config import SamplingConfig
+from selfverify.core.problem import Problem
 from selfverify.policy import shared_attention
 from selfverify.policy.flash import CpuFlash, CudaFlash, Flash, Sizes, flash_for
 from selfverify.policy.packing import Carrier, SharedLayout
+from selfverify.policy.policy import Policy
 from selfverify.policy.shared_attention import MergedAttention, SeenKeys, merged
 
 B, G, K, R, D, P = 2, 3, 2, 5, 8, 7
@@ -161,6 +164,22 @@ def test_behind_kept_tokens(
                 scores[..., p + n :] = scores[..., p + n :].masked_fill(later, float("-inf"))
                 expected = torch.einsum("knrs,ksd->knrd", scores.softmax(-1), values)
                 assert_close(found[b, g], expected)
+
+
+def test_single_tokens_in_cudas_layout(
+    policy: Policy, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind prompts of one length each token is one row of the kernels; they draw what they draw on a CPU."""
+    prompts, sampling = policy.encode([problems[0]] * 2), SamplingConfig(group_size=3, max_new_tokens=9)
+    expected = policy.sample(prompts, sampling, seeds=range(2))
+    rows, forward = list[int](), DenseCuda.forward
+    monkeypatch.setattr(
+        DenseCuda, "forward", lambda self, part: (rows.append(part.query.shape[2]), forward(self, part))[1]
+    )
+    monkeypatch.setattr(shared_attention, "flash_for", lambda query: DenseCuda())
+    found = policy.sample(prompts, sampling, seeds=range(2))
+    tokens = [[[x.tokens for x in group] for group in groups] for groups in (found, expected)]
+    assert 1 in rows and tokens[0] == tokens[1]
 
 
 def test_a_key_that_dwarfs_all_others_overflows_nothing() -> None:
