@@ -169,7 +169,7 @@ def test_behind_kept_tokens(
 def test_single_tokens_in_cudas_layout(
     policy: Policy, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind prompts of one length each token is one row of the kernels; they draw what they draw on a CPU."""
+    """Behind prompts of one length each token is one row of the kernels; what is drawn is the same."""
     prompts, sampling = policy.encode([problems[0]] * 2), SamplingConfig(group_size=3, max_new_tokens=9)
     expected = policy.sample(prompts, sampling, seeds=range(2))
     rows, forward = list[int](), DenseCuda.forward
