@@ -11,6 +11,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
@@ -110,10 +111,11 @@ class Scripted(TokenSampler):
 
     script: Iterator[int]
 
-    def choose(self, hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """See `TokenSampler.choose`."""
-        tokens, logprobs = TokenSampler.choose(self, hidden, uniform)
-        return tokens.fill_(next(self.script)), logprobs
+    def pick(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `TokenSampler.pick`."""
+        tokens, logprobs, _ = TokenSampler.pick(self, logits, uniform)
+        tokens.fill_(next(self.script))
+        return tokens, logprobs, torch.isin(tokens, self.stop).cpu()
 
 
 class Actor(Policy):

@@ -2,15 +2,16 @@
 
 8 conversations of 24 turns about a prompt of about 110 tokens, with the tiny Qwen2.5-VL. In every turn the
 policy says exactly 40 tokens (ends are suppressed), then each conversation hears 16 tokens; with images also
-one of 256 tokens in every third turn. The three sides:
+one of 256 tokens in every third turn. The sides:
 
 - `kept`: `SharedKVSession`, as rollouts use them;
 - `one go`: one turn as long as all of them, then one pass over all that was heard;
+- `halves`: half of it is heard before that turn, so that what is said follows as many tokens as in `kept`;
 - `anew`: `RecomputingSession`, where every turn prefills the whole conversation, and each prompt 8 times.
 
-Time is the process's CPU time, in rounds of all three (`kept` first in every other one); ratios are medians
-over rounds. The last line is a JSON object: `over_one_go` and `over_one_go_images` (kept / one go), and
-`faster_than_prefill` and `faster_than_prefill_images` (anew / kept).
+Time is the process's CPU time, in rounds of all sides, the order turning; ratios are medians over rounds.
+The last line is a JSON object: `over_one_go` (kept / one go), `over_halves` (kept / halves) and
+`faster_than_prefill` (anew / kept), and the same with `_images`.
 
     python benchmarks/many_turns.py [--turns 30] [--problems 8] [--repeats 1] [--threads 1] [--record FILE]
 """
@@ -92,9 +93,9 @@ class Script:
         shown = self.policy.tokenizer(image.text, add_special_tokens=False)["input_ids"]
         return Continuation([*words, *shown], [image])
 
-    def all_of(self, place: SampleIndex) -> Continuation:
-        """The messages of all turns, in one piece."""
-        pieces = [self.piece(place, turn) for turn in range(self.turns)]
+    def all_of(self, place: SampleIndex, turns: range) -> Continuation:
+        """The messages of some turns, in one piece."""
+        pieces = [self.piece(place, turn) for turn in turns]
         return Continuation([t for p in pieces for t in p.tokens], [i for p in pieces for i in p.images])
 
 
@@ -117,10 +118,12 @@ def sides(
     def kept() -> None:
         talk(policy.threads(prompts, short, seeds=seeds), places, script)
 
-    def one_go() -> None:
+    def one_turn(before: int) -> None:
         threads = policy.threads(prompts, long, seeds=seeds)
+        if before:
+            threads.append({place: script.all_of(place, range(before)) for place in places})
         threads.generate(dict.fromkeys(places, 0))
-        threads.append({place: script.all_of(place) for place in places})
+        threads.append({place: script.all_of(place, range(before, script.turns)) for place in places})
 
     def anew() -> None:
         apart = RecomputingSession(
@@ -128,7 +131,8 @@ def sides(
         )
         talk(apart, places, script)
 
-    return {"kept": kept, "one go": one_go, "anew": anew}
+    halves = partial(one_turn, script.turns // 2)
+    return {"kept": kept, "one go": partial(one_turn, 0), "halves": halves, "anew": anew}
 
 
 def measure(
@@ -165,13 +169,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             runs = sides(policy, prompts, 8, Script(policy, images, options.turns))
             rounds = measure(runs, options.repeats, partial(forget_images, policy))
             name = "_images" if images else ""
-            over = statistics.median(r["kept"] / r["one go"] for r in rounds)
+            over = [statistics.median(r["kept"] / r[side] for r in rounds) for side in ("one go", "halves")]
             faster = statistics.median(r["anew"] / r["kept"] for r in rounds)
-            results |= {f"over_one_go{name}": over, f"faster_than_prefill{name}": faster}
+            results |= {f"over_one_go{name}": over[0], f"over_halves{name}": over[1]}
+            results[f"faster_than_prefill{name}"] = faster
             seconds = [statistics.median(r[side] for r in rounds) for side in runs]
-            rows.append(["images" if images else "text", *seconds, over, faster])
+            rows.append(["images" if images else "text", *seconds, *over, faster])
     title = f"{options.turns} turns of {SAID} tokens, {options.problems * 8} conversations; CPU seconds"
-    show(title, ["", "kept", "one go", "anew", "kept / one go", "anew / kept"], rows)
+    ratios = ["kept / one go", "kept / halves", "anew / kept"]
+    show(title, ["", "kept", "one go", "halves", "anew", *ratios], rows)
     finish(results, options)
 
 

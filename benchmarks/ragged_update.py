@@ -63,7 +63,11 @@ class Ragged:
         self.group = TokenStreams(encoded, tokens, channel, advantage, 0 * ones, ones)
         budgets = {"padded": None, "sliced": budget or TrainerConfig(steps=1).batch.micro_batch_tokens}
         alone: Any = SimpleNamespace(
-            policy=policy, one_pass=lambda last: nullcontext(), backward=lambda loss, last: loss.backward()
+            policy=policy,
+            reference=None,
+            autocast=nullcontext,
+            one_pass=lambda last: nullcontext(),
+            backward=lambda loss: loss.backward(),
         )
         self.updaters = {
             side: LossComputer(

@@ -118,20 +118,20 @@ def chatty(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recipe], None]:
     """Makes `digits-pick` a conversation of 3 turns; a call lets the policy end each at its limit."""
     monkeypatch.setattr(DigitsPick, "limits", RolloutLimits(turns=3))
     monkeypatch.setattr(DigitsPick, "open", lambda self, problem, seed: Chat(self, problem, seed))
-    choose = TokenSampler.choose
+    pick = TokenSampler.pick
     calls = count(1)
 
-    def ends_at_the_limit(voice: TokenSampler, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens, logprobs = choose(voice, *args)
+    def ends_at_the_limit(voice: TokenSampler, *args: Any) -> tuple[torch.Tensor, ...]:
+        tokens, logprobs, _ = pick(voice, *args)
         left = -next(calls) % voice.sampling.max_new_tokens
         going = torch.where(torch.isin(tokens, voice.stop), 9, tokens)
         if left == 0:
             going[:] = voice.stop[0]
         elif left == 2:  # one of four ends earlier, so that the others go on without it
             going[:, 3] = voice.stop[0]
-        return going, logprobs
+        return going, logprobs, torch.isin(going, voice.stop)
 
-    return lambda recipe: monkeypatch.setattr(TokenSampler, "choose", ends_at_the_limit)
+    return lambda recipe: monkeypatch.setattr(TokenSampler, "pick", ends_at_the_limit)
 
 
 class Chat(Episode):

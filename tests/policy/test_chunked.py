@@ -97,7 +97,7 @@ def test_keys_grow_layer_by_layer() -> None:
     def fill(each: SharedLayout, start: int, count: int) -> None:
         each.place(torch.zeros(1, each.continuations), start, True)
         for number in range(layers):
-            each.add(number, (torch.ones(1, each.continuations, 3, count, 32),) * 2)
+            each.add(number, *[torch.ones(1, each.continuations, 3, count, 32)] * 2)
 
     with Meter() as meter:
         fill(layout, 0, room)
@@ -107,10 +107,10 @@ def test_keys_grow_layer_by_layer() -> None:
             fill(layout, room, 1)
         assert 2 * held <= meter.live < 2 * held + little
         assert growing.total <= 2 * held + held // layers + little
-        every = torch.tensor([0]), torch.tensor([[0, 1, 2, 3]])
-        copy = layout.select(*every)
+        every = torch.zeros(1, 4, dtype=torch.long), torch.tensor([[0, 1, 2, 3]])
+        copy = layout.select(every)
         with meter.span() as shrinking:
-            copy = copy.select(*every, release=True)
+            copy = copy.select(every, release=True)
         assert shrinking.total <= 4 * held + 2 * held // layers + little
 
 

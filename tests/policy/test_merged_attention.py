@@ -13,10 +13,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rounding import assert_close
+from selfverify.core.config import SamplingConfig
+from selfverify.core.problem import Problem
 from selfverify.policy import shared_attention
-from selfverify.policy.flash import CpuFlash, CudaFlash, Flash, flash_for
+from selfverify.policy.flash import CpuFlash, CudaFlash, Flash, Sizes, flash_for
 from selfverify.policy.packing import Carrier, SharedLayout
-from selfverify.policy.shared_attention import MergedAttention, merged
+from selfverify.policy.policy import Policy
+from selfverify.policy.shared_attention import MergedAttention, SeenKeys, merged
 
 B, G, K, R, D, P = 2, 3, 2, 5, 8, 7
 SCALING = D**-0.5
@@ -100,6 +103,10 @@ class DenseCuda(CudaFlash):
     kernel_backward = staticmethod(dense_backward)
 
 
+def padded(sizes: list[int] | None) -> Sizes | None:
+    return None if sizes is None else Sizes(torch.tensor(sizes))
+
+
 SIZES = [(1, None), (1, [2]), (2, None), (2, [7, 2])]
 """How many prompts there are, and their true lengths."""
 DTYPES = [torch.float32, torch.float64]
@@ -114,7 +121,7 @@ def test_output_and_gradients_equal_the_definition(
     flash: Flash, heads_per_key: int, b: int, g: int, sizes: list[int] | None, dtype: torch.dtype
 ) -> None:
     ours, theirs = inputs(heads_per_key, dtype, b, g), inputs(heads_per_key, dtype, b, g)
-    out = MergedAttention.apply(flash, *ours, sizes, SCALING)
+    out = MergedAttention.apply(flash, *ours, padded(sizes), SCALING)
     expected = written_out(*theirs, sizes)
     assert_close(out, expected)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
@@ -139,7 +146,12 @@ def test_behind_kept_tokens(
         noise = [torch.randn(B, G, K, 4, D, generator=torch.Generator().manual_seed(n)) for n in (2, 3)]
         room = [each.to(dtype) for each in noise]
         new = new_keys, new_values
-        found = merged(flash, query, (prompt[0], prompt[1]), (room[0], room[1]), new, (sizes, kept), SCALING)
+        seen = [
+            SeenKeys((prompt[0], prompt[1]), padded(sizes)),
+            SeenKeys((room[0], room[1]), padded(kept)),
+            SeenKeys(new, causal=True),
+        ]
+        found = merged(flash, query, seen, SCALING)
         for b in range(B):
             for g in range(G):
                 p, n = (sizes or [P] * B)[b], (kept or [4] * (B * G))[b * G + g]
@@ -152,6 +164,22 @@ def test_behind_kept_tokens(
                 scores[..., p + n :] = scores[..., p + n :].masked_fill(later, float("-inf"))
                 expected = torch.einsum("knrs,ksd->knrd", scores.softmax(-1), values)
                 assert_close(found[b, g], expected)
+
+
+def test_single_tokens_in_cudas_layout(
+    policy: Policy, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind prompts of one length each token is one row of the kernels; what is drawn is the same."""
+    prompts, sampling = policy.encode([problems[0]] * 2), SamplingConfig(group_size=3, max_new_tokens=9)
+    expected = policy.sample(prompts, sampling, seeds=range(2))
+    rows, forward = list[int](), DenseCuda.forward
+    monkeypatch.setattr(
+        DenseCuda, "forward", lambda self, part: (rows.append(part.query.shape[2]), forward(self, part))[1]
+    )
+    monkeypatch.setattr(shared_attention, "flash_for", lambda query: DenseCuda())
+    found = policy.sample(prompts, sampling, seeds=range(2))
+    tokens = [[[x.tokens for x in group] for group in groups] for groups in (found, expected)]
+    assert 1 in rows and tokens[0] == tokens[1]
 
 
 def test_a_key_that_dwarfs_all_others_overflows_nothing() -> None:
@@ -226,7 +254,8 @@ def test_cudas_kernels_equal_the_definition(heads_per_key: int, b: int, sizes: l
     theirs = [x.detach().float().requires_grad_() for x in ours]
     flash = flash_for(ours[0])
     assert isinstance(flash, CudaFlash)
-    out, expected = MergedAttention.apply(flash, *ours, sizes, SCALING), written_out(*theirs, sizes)
+    out = MergedAttention.apply(flash, *ours, padded(sizes), SCALING)
+    expected = written_out(*theirs, sizes)
     torch.testing.assert_close(out.float(), expected, rtol=0.02, atol=0.02)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).cuda()
     (out.float() * weight).sum().backward()

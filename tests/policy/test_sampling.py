@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from scipy.stats import chisquare
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TopPLogitsWarper
 
 from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.policy.decoding import Sample, pick_tokens, uniform_draws
+from selfverify.experiments.registry import make_task
+from selfverify.policy.decoding import Sample, TokenSampler, pick_tokens, uniform_draws
+from selfverify.policy.flash import CpuFlash
 from selfverify.policy.policy import Policy
+from selfverify.policy.tiny_models import write_tiny
 from tiny_models import boosted
 
 FREE = SamplingConfig(group_size=4, top_p=1.0, max_new_tokens=10)
@@ -44,7 +50,7 @@ def test_nucleus_is_that_of_transformers(top_p: float) -> None:
     logits = 3 * torch.randn(8, 30, generator=generator)
     warped = TopPLogitsWarper(top_p=top_p)(torch.zeros(8, 1, dtype=torch.long), logits.clone())
     grid = (torch.arange(2000) + 0.5) / 2000
-    picked = pick_tokens(logits[:, None].expand(8, 2000, 30), grid.expand(8, 2000), 1.0, top_p)
+    picked, _ = pick_tokens(logits[:, None].expand(8, 2000, 30), grid.expand(8, 2000), 1.0, top_p)
     shares = torch.stack([torch.bincount(row, minlength=30) for row in picked]) / 2000
     # Evenly spaced uniforms give every token its probability to within one step of the grid.
     torch.testing.assert_close(shares, warped.softmax(-1), rtol=0, atol=1.01 / 2000)
@@ -54,7 +60,7 @@ def test_nucleus_is_that_of_transformers(top_p: float) -> None:
 def test_the_ends_of_the_unit_interval_are_inside_the_nucleus() -> None:
     logits = torch.tensor([[2.0, 1.0, -9.0, 0.5, -9.0]]).expand(3, 5)
     ends = torch.tensor([0.0, 1.0 - 2**-24, 1.0])
-    assert pick_tokens(logits, ends, 1.0, 0.95).tolist() == [0, 3, 3]
+    assert pick_tokens(logits, ends, 1.0, 0.95)[0].tolist() == [0, 3, 3]
 
 
 def test_samples_do_not_depend_on_batch_companions_or_limits(policy: Policy, problems: list[Problem]) -> None:
@@ -120,8 +126,58 @@ def test_last_bits_of_logits_hardly_change_what_is_drawn(top_p: float) -> None:
     left, right = (pairs + 2e-7 * torch.randn(64, 400, generator=generator) for _ in range(2))
     drawn = torch.rand(64, generator=generator, dtype=torch.float64)
     for temperature in (0.7, 1.0):
-        picked = [pick_tokens(logits, drawn, temperature, top_p) for logits in (left, right)]
+        picked = [pick_tokens(logits, drawn, temperature, top_p)[0] for logits in (left, right)]
         assert int((picked[0] != picked[1]).sum()) <= 1
+
+
+def test_long_nuclei_are_drawn_from_beside_short_ones() -> None:
+    """Only the former are looked at in full; the suppressed token is the likeliest of all."""
+    stop, hidden = torch.tensor([7, 8]), torch.tensor([3])
+    voice = TokenSampler(Any, SamplingConfig(top_p=0.9, temperature=0.7), stop, hidden, "")
+    generator = torch.Generator().manual_seed(6)
+    logits = torch.randn(2, 50, 300, generator=generator) * torch.tensor([0.1, 20.0])[:, None, None]
+    logits[..., 3], logits[:, 0, 7] = 200.0, 150.0
+    drawn = torch.rand(2, 50, generator=generator, dtype=torch.float64)
+    tokens, logprobs, ends = voice.pick(logits, drawn)
+    whole, _ = pick_tokens(logits.index_fill(-1, hidden, float("-inf")), drawn, 0.7, 0.9)
+    assert torch.equal(tokens, whole) and len(tokens[0].unique()) > 30
+    assert ends[:, 0].all() and torch.equal(ends, torch.isin(whole, stop))
+    torch.testing.assert_close(logprobs, (logits / 0.7).log_softmax(-1).gather(-1, whole[..., None])[..., 0])
+
+
+class Kernels(TorchDispatchMode):
+    """Counts the calls that compute something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += not func.is_view and not {"view", "empty"} & {*re.split(r"[._]", str(func))}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("flash", "most"), [(True, 40), (False, 46)], ids=["flash", "scores"])
+def test_kernels_of_a_token(tmp_path: Path, flash: bool, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of padded prompts: in a layer, by flash attention and with scores written out, and beside layers."""
+    monkeypatch.setattr(CpuFlash, "for_one", staticmethod(lambda keys, padded: flash))
+    more = []
+    for layers in (1, 2):
+        folder = write_tiny(tmp_path / str(layers), hidden=192, layers=layers)
+        policy = Policy.load(str(folder), device="cpu")
+        prompts = policy.encode([make_task("digits-pick").problem("train", 0, index) for index in range(3)])
+        assert len({len(prompt.ids) for prompt in prompts}) > 1
+        calls = []
+        for tokens in (1, 2, 3):  # the first, in which a model checks itself, does not count
+            sampling = SamplingConfig(group_size=4, top_p=1.0, max_new_tokens=tokens)
+            with Kernels() as kernels:
+                groups = policy.sample(prompts, sampling, seeds=range(3))
+            assert all(len(sample.tokens) == tokens for group in groups for sample in group)
+            calls.append(kernels.calls)
+        more.append(calls[2] - calls[1])
+    layer = more[1] - more[0]
+    assert layer <= most
+    assert more[0] - layer <= 61
 
 
 @pytest.mark.parametrize("token", ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"])

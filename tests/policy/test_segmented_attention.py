@@ -104,7 +104,7 @@ def test_features_are_those_of_transformers(
 
 
 @torch.no_grad()
-def test_one_large_image_takes_one_call_a_layer(load: Any, calls: list[tuple[int, ...]]) -> None:
+def test_a_layer_makes_one_call_for_all_windows(load: Any, calls: list[tuple[int, ...]]) -> None:
     policy, theirs = load("qwen2_5_vl")
     transformers_own(theirs, [LARGE])
     assert len(calls) == WINDOWS * 64 + FULL
@@ -112,6 +112,10 @@ def test_one_large_image_takes_one_call_a_layer(load: Any, calls: list[tuple[int
     ours(policy, [LARGE])
     # 64 windows of 64 patches, and 4,096 patches that see each other.
     assert calls == [(64, 3, 64, 32)] * WINDOWS + [(1, 3, 4096, 32)] * FULL
+    calls.clear()
+    ours(policy, IMAGES)  # 1 + 3 x 2 + 1 + 1 windows of up to 64 patches, and images of three sizes
+    assert calls[:WINDOWS] == [(9, 3, 64, 32)] * WINDOWS
+    assert calls[WINDOWS:] == [(1, 3, 8, 32), (2, 3, 64, 32), (1, 3, 308, 32)]
 
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl"])
@@ -123,9 +127,10 @@ def test_a_single_image_has_the_bits_of_transformers(load: Any, kind: str) -> No
         assert torch.equal(ours(policy, [image])[0], transformers_own(theirs, [image])[0])
 
 
-def test_segments_of_one_length_that_are_apart() -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_segments_of_one_length_that_are_apart(together: bool) -> None:
     """By hand: values that are averaged within segments of 2, 1, 2 and 3 patches."""
-    segments = Segments(torch.tensor([0, 2, 3, 5, 8]), torch.device("cpu"))
+    segments = Segments(torch.tensor([0, 2, 3, 5, 8]), torch.device("cpu"), together)
     value = torch.tensor([1.0, 3, 7, 2, 4, 1, 2, 6]).reshape(1, 1, 8, 1)
     same = torch.zeros(1, 1, 8, 1)
     found = segments.attend(torch.nn.Module(), (same, same, value), is_causal=False)

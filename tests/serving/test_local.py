@@ -323,17 +323,17 @@ def test_at_the_deadline_what_is_written_to_its_end_counts(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of four candidates have ended when the time is over; the others are cut off and lost."""
-    (widths, over), choose = pausing(policy, monkeypatch, 3), TokenSampler.choose
+    (widths, over), pick = pausing(policy, monkeypatch, 3), TokenSampler.pick
     other = policy.tokenizer("x", add_special_tokens=False)["input_ids"][0]
 
-    def chosen(self: TokenSampler, hidden: Any, uniform: Any) -> Any:
-        tokens, logprobs = choose(self, hidden, uniform)
+    def picked(self: TokenSampler, logits: Any, uniform: Any) -> Any:
+        tokens, logprobs, _ = pick(self, logits, uniform)
         tokens = torch.full_like(tokens, other)
         if len(widths) == 2:
             tokens[:, :2] = policy.tokenizer.eos_token_id
-        return tokens, logprobs
+        return tokens, logprobs, torch.isin(tokens, self.stop)
 
-    monkeypatch.setattr(TokenSampler, "choose", chosen)
+    monkeypatch.setattr(TokenSampler, "pick", picked)
 
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> tuple[int, Body]:
         try:

@@ -168,8 +168,8 @@ def test_given_up_samples_and_a_cut_nucleus(tiny_folder: Path) -> None:
     assert max(len(row) for row in found[1][1]) == 4
 
 
-def test_the_host_waits_twice_for_a_token() -> None:
-    """Once to know who goes on, once for top-p; more only where threads leave the batch, or at the end."""
+def test_the_host_waits_once_for_a_token() -> None:
+    """To know who goes on and whether top-p looked far enough; more where threads leave, or at the end."""
     policy = on_device()
     problems = [make_task("digits-pick").problem("train", 0, index) for index in range(4)]
     prompts = policy.encode(problems)
@@ -179,7 +179,7 @@ def test_the_host_waits_twice_for_a_token() -> None:
         before = waits()
         policy.sample(prompts, sampling, seeds=range(4))
         counts.append(waits() - before)
-    assert (counts[1] - counts[0]) / 5 <= 2, counts
+    assert (counts[1] - counts[0]) / 5 <= 1, counts
 
 
 # --- training --------------------------------------------------------------------------------------------

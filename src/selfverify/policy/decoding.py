@@ -23,7 +23,8 @@ from selfverify.core.errors import SamplingError
 from selfverify.core.trajectory import Finish
 
 _SHORT = 128
-"""How many of the most likely tokens are looked at before all are sorted."""
+"""How many of the most likely tokens are looked at before all are sorted, which costs more than a small
+model's forward pass; a nucleus is mostly short."""
 _AS_LIKELY = 1 - 1e-4
 """Probabilities whose ratio is above this count as equal: rounding must not decide which one is cut off."""
 
@@ -51,7 +52,9 @@ def uniform_draws(seed: int, sample: int, turn: int, steps: int) -> Tensor:
     return torch.from_numpy(np.random.default_rng([seed, sample, turn]).random(steps))
 
 
-def pick_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: float) -> Tensor:
+def pick_tokens(
+    logits: Tensor, uniform: Tensor, temperature: float, top_p: float, most: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Draw one token per row by inverse transform sampling over the vocabulary in its own order.
 
     Float64, and the vocabulary's order instead of that of the probabilities: what else is in a batch
@@ -64,32 +67,27 @@ def pick_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: floa
         temperature: 0 is greedy.
         top_p: Nucleus: the fewest most likely tokens whose probability reaches ``top_p``, and those that are
             as likely as the least likely of them, to within 1e-4 of it.
+        most: How many of the most likely tokens are looked at for the nucleus; None is all.
 
     Returns:
-        ``[...]`` token ids.
+        ``[...]`` token ids, and ``[...]`` True where the nucleus lies within the ``most``: other ids are
+        wrong.
     """
+    sure = torch.ones_like(uniform, dtype=torch.bool)
     if temperature == 0:
-        return logits.argmax(-1)
+        return logits.argmax(-1), sure
     probs = (logits.double() / temperature).softmax(-1)
     if top_p < 1:
-        probs = probs.masked_fill(probs < _AS_LIKELY * _least_likely(probs, top_p), 0.0)
+        ordered = probs.topk(min(most or probs.shape[-1], probs.shape[-1]), dim=-1).values
+        reached = ordered.cumsum(-1)
+        least = ordered.masked_fill(reached - ordered >= top_p, 1.0).amin(-1, keepdim=True)
+        sure = reached[..., -1] >= top_p
+        probs = probs.masked_fill(probs < _AS_LIKELY * least, 0.0)
     reached = probs.cumsum(-1)
     place = torch.searchsorted(reached, (uniform.double().unsqueeze(-1) * reached[..., -1:]), right=True)
     # Rounding may reach the whole; the last token with any probability is the last that can be drawn.
     last = (reached < reached[..., -1:]).sum(-1, keepdim=True)
-    return torch.minimum(place, last).squeeze(-1)
-
-
-def _least_likely(probs: Tensor, top_p: float) -> Tensor:
-    """The probability ``[..., 1]`` of the least likely token in each row's nucleus."""
-    vocabulary = probs.shape[-1]
-    # Sorting a vocabulary costs more than a small model's forward pass, and a nucleus is mostly short.
-    for length in (min(_SHORT, vocabulary), vocabulary):
-        ordered = probs.topk(length, dim=-1).values
-        reached = ordered.cumsum(-1)
-        if length == vocabulary or bool((reached[..., -1] >= top_p).all()):
-            break
-    return ordered.masked_fill(reached - ordered >= top_p, 1.0).amin(-1, keepdim=True)
+    return torch.minimum(place, last).squeeze(-1), sure
 
 
 class Head:
@@ -152,27 +150,35 @@ class TokenSampler:
     suppressed: Tensor
     name: str
 
-    def choose(self, hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """`pick` behind hidden states ``[..., H]``."""
-        return self.pick(self.head.logits(hidden).float(), uniform)
+    def pick(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw next tokens.
 
-    def pick(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """Next tokens ``[...]`` and their log-probabilities under the temperature, before top-p.
+        The host waits once for the device: for where a token ends what is said and, in the same tensor, for
+        which nuclei are longer than what was looked at; for those once more.
 
         Where a logit is NaN or infinite, the token means nothing and its log-probability is NaN:
         `require_finite` looks at those of whole samples, since a look at each token would keep the host
         waiting.
 
         Args:
-            logits: ``[..., V]``, float32.
+            logits: ``[..., V]``.
             uniform: ``[...]`` in [0, 1).
+
+        Returns:
+            Tokens ``[...]``; their log-probabilities under the temperature, before top-p; and, on the CPU,
+            whether they are ends.
         """
+        logits = logits.float()
         free = logits.index_fill(-1, self.suppressed, float("-inf")) if len(self.suppressed) else logits
-        temperature = self.sampling.temperature
-        tokens = pick_tokens(free, uniform, temperature, self.sampling.top_p)
+        temperature, top_p = self.sampling.temperature, self.sampling.top_p
+        tokens, sure = pick_tokens(free, uniform, temperature, top_p, _SHORT)
+        ends, sure = torch.stack([torch.isin(tokens, self.stop), sure]).cpu()
+        if not bool(sure.all()):
+            tokens[~sure], _ = pick_tokens(free[~sure], uniform[~sure], temperature, top_p)
+            ends = torch.isin(tokens, self.stop).cpu()
         scaled = logits / temperature if temperature > 0 else logits
         chosen = scaled.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(-1)
-        return tokens, chosen
+        return tokens, chosen, ends
 
 
 def require_finite(samples: Iterable[Sample], name: str) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
 from PIL.Image import Image
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
@@ -204,22 +206,24 @@ class Segments:
     Args:
         boundaries: ``[segments + 1]`` on the CPU, from 0 to S: where each segment begins and the last ends.
         device: Where the tower is.
+        together: Whether one call computes all segments, with short ones padded, as suits windows. Else there
+            is a call for each length: images may be of very different sizes.
     """
 
-    def __init__(self, boundaries: Tensor, device: torch.device) -> None:
-        starts, lengths = boundaries[:-1].long(), boundaries.diff().long()
+    def __init__(self, boundaries: Tensor, device: torch.device, together: bool = False) -> None:
         self.row = boundaries[[0, -1]]
         """``[2]`` on the CPU: the boundaries of the row as a whole."""
-        alike = [(int(length), starts[lengths == length]) for length in lengths.unique()]
-        places = [(first[:, None] + torch.arange(length)).flatten() for length, first in alike]
-        order = torch.cat(places)
-        self._groups: list[tuple[int, slice | Tensor]] = []
-        for (length, _), own in zip(alike, places, strict=True):
-            begin, end = int(own[0]), int(own[-1]) + 1
-            # Neighbours need no copy.
-            self._groups.append((length, slice(begin, end) if end - begin == len(own) else own.to(device)))
-        in_order = bool((order.diff() == 1).all())
-        self._back = None if in_order else order.argsort().to(device)
+        segments = sorted((torch.arange(*ends) for ends in pairwise(boundaries.tolist())), key=len)
+        self._groups: list[tuple[int, Tensor | None, Tensor | None]] = []
+        kinds = [segments] if together else [[*alike] for _, alike in groupby(segments, len)]
+        padded = [pad_sequence(kind, batch_first=True, padding_value=-1) for kind in kinds]
+        order = torch.cat([places.flatten() for places in padded])
+        as_it_is = len(padded) == 1 and bool((order.diff() == 1).all())
+        for places in padded:
+            real, index = places >= 0, None if as_it_is else places.clamp(min=0).flatten().to(device)
+            seen = None if bool(real.all()) else real[:, None, None].to(device)
+            self._groups.append((places.shape[1], index, seen))
+        self._back = None if as_it_is else order.argsort()[int((order < 0).sum()) :].to(device)
 
     def attend(self, module: nn.Module, row: tuple[Tensor, Tensor, Tensor], **options: Any) -> Tensor:
         """Attention ``[1, S, heads, D]`` within each segment.
@@ -230,17 +234,15 @@ class Segments:
             options: Passed on to transformers' own attention.
         """
         parts = []
-        for length, places in self._groups:
-            batch = [
-                _at(x[0].transpose(0, 1), places).unflatten(0, (-1, length)).transpose(1, 2) for x in row
-            ]  # each [segments, heads, length, D]
-            parts.append(sdpa_attention_forward(module, *batch, None, **options)[0].flatten(0, 1))
-        joined = torch.cat(parts)
-        return (joined if self._back is None else joined.index_select(0, self._back))[None]
+        for length, places, seen in self._groups:
+            patches = (_at(x[0].transpose(0, 1), places) for x in row)
+            batch = [x.unflatten(0, (-1, length)).transpose(1, 2) for x in patches]
+            parts.append(sdpa_attention_forward(module, *batch, seen, **options)[0].flatten(0, 1))
+        return _at(torch.cat(parts), self._back)[None]
 
 
-def _at(patches: Tensor, places: slice | Tensor) -> Tensor:
-    return patches[places] if isinstance(places, slice) else patches.index_select(0, places)
+def _at(patches: Tensor, places: Tensor | None) -> Tensor:
+    return patches if places is None else patches.index_select(0, places)
 
 
 def segmented_attention(
@@ -255,9 +257,9 @@ def segmented_attention(
     """The attention function that transformers calls in every layer of a tower.
 
     A tower gets the patches of all images in one row. transformers computes one segment (window or image)
-    after another: 1,796 calls for one image of 1,024 tokens in Qwen2.5-VL. Segments of one length are as
-    independent as the rows of a batch, so here a layer makes one call for each length (32 calls for the same
-    image).
+    after another: 1,796 calls for one image of 1,024 tokens in Qwen2.5-VL. Segments are as independent as the
+    rows of a batch, so here a layer makes one call for all windows (32 calls for the same image), and one for
+    all images of one size.
 
     The function is registered with transformers as `SEGMENTED`. A tower that computes with it is given, by
     the name ``segments``, the `Segments` of each of its attention modules, and ``cu_seqlens`` that make the
@@ -356,7 +358,7 @@ class Qwen25VL(QwenVL):
         order, boundaries = get_vision_window_index(
             grids, tower.spatial_merge_size, tower.window_size, tower.patch_size
         )
-        windows = Segments(boundaries, device)
+        windows = Segments(boundaries, device, together=True)
         split["segments"] |= {
             id(block.attn): windows
             for number, block in enumerate(tower.blocks)

@@ -458,16 +458,14 @@ def _prefill_long(forward: Forward, prompt: Prompt) -> tuple[Tensor, SharedLayou
     ids, positions = prompt.ids.to(device)[None, None], prompt.positions.to(device)[:, None, None]
     heard = Heard(ids, positions, none_bg, 0, True, prompt.images, [prompt])
     *_, (_, states_bgrh) = append(forward, layout, heard)
-    keys = {number: (k[:, 0], v[:, 0]) for number, (k, v) in layout.own_keys.items()}
+    keys = {number: pair[:, :, 0] for number, pair in layout.own_keys.items()}
     lengths_b = torch.tensor([count], device=device)
     return states_bgrh[:, 0, -1], SharedLayout("prefill", lengths_b, count, prompt_keys=keys)
 
 
-def _keep(whole: SharedLayout, number: int, pair: tuple[Tensor, Tensor], which: Sequence[int]) -> None:
+def _keep(whole: SharedLayout, number: int, pair: Tensor, which: Sequence[int]) -> None:
     """Put a layer's keys and values of the prompts ``which`` among those of all prompts."""
-    rows = torch.tensor(which, device=pair[0].device)
-    for place, part in enumerate(pair):
-        if number not in whole.prompt_keys:
-            shape = (len(whole.prompt_lengths), part.shape[1], whole.prompt_width, part.shape[3])
-            whole.prompt_keys[number] = (part.new_zeros(shape), part.new_zeros(shape))
-        whole.prompt_keys[number][place][rows, :, : part.shape[2]] = part
+    if number not in whole.prompt_keys:
+        shape = 2, len(whole.prompt_lengths), pair.shape[2], whole.prompt_width, pair.shape[4]
+        whole.prompt_keys[number] = pair.new_zeros(shape)
+    whole.prompt_keys[number][:, list(which), :, : pair.shape[3]] = pair

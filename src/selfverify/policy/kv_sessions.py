@@ -19,7 +19,7 @@ from selfverify.core.trajectory import Finish, SampleIndex
 from selfverify.policy.decoding import Sample, TokenSampler, require_finite, uniform_draws
 from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.forward import Forward, Heard, append, batches, prefill, scores_at_once
-from selfverify.policy.packing import Continuation, SharedLayout
+from selfverify.policy.packing import Continuation, Places, SharedLayout
 
 
 class KVSession(Protocol):
@@ -70,44 +70,40 @@ class SessionRows:
     """The threads that pass through the model together.
 
     Args:
-        problems: ``[B']`` their prompts' places in the batch.
-        slots: ``[B', G']`` their places in the group.
+        at: Which they are.
+        on_host: The same on the CPU.
         kept: ``[B', G']`` own tokens whose keys are kept.
         next: ``[B', G']`` the position of the next token.
         least: The smallest of ``kept``.
         most: The largest of ``kept``.
-        neighbours: The first of ``problems`` and the end, where these are all threads of problems that stand
-            next to each other, in order; else None.
+        neighbours: The first problem and the end, where these are all threads of problems that stand next to
+            each other, in order; else None.
     """
 
-    problems: Tensor
-    slots: Tensor
+    at: Places
+    on_host: Places
     kept: Tensor
     next: Tensor
     least: int
     most: int
     neighbours: tuple[int, int] | None
 
-    @property
-    def at(self) -> tuple[Tensor, Tensor]:
-        """The index of the threads in a tensor ``[B, G, ...]``."""
-        return self.problems[:, None], self.slots
-
     def where(self) -> dict[SampleIndex, SampleIndex]:
         """For each thread where it stands among these."""
-        slots = self.slots.tolist()
-        return {(b, g): (i, j) for i, b in enumerate(self.problems.tolist()) for j, g in enumerate(slots[i])}
+        rows = torch.stack(self.on_host, -1).tolist()
+        return {(b, g): (i, j) for i, row in enumerate(rows) for j, (b, g) in enumerate(row)}
 
 
-def packed_rows(alive: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows ``[B']`` and of each the places ``[B', G']`` that hold all True entries of ``alive`` [B, G].
+def packed_rows(alive: Tensor) -> Places:
+    """Places ``[B', G']`` that hold all True entries of ``alive`` [B, G].
 
     Rows with fewer True entries are filled up with others, whose results mean nothing.
     """
     counts = alive.sum(1)
     which = counts.nonzero().squeeze(1)
     order = alive[which].to(torch.int8).sort(dim=1, descending=True, stable=True).indices
-    return which, order[:, : int(counts.max())]
+    slots = order[:, : int(counts.max())]
+    return which[:, None].expand_as(slots), slots
 
 
 class TokenCallback(Protocol):
@@ -272,47 +268,49 @@ class SharedKVSession:
         wanted_bg = self._flags(turns)
         rows = self._chosen(wanted_bg)
         layout = self._take(rows)
-        b, g = wanted_bg.shape
         draws_bgt = self._draws(turns, steps).to(device)
-        tokens_bgt = torch.zeros(b, g, steps, dtype=torch.long, device=device)
-        logprobs_bgt = torch.zeros(b, g, steps, device=device)
-        ended_bg = torch.full((b, g), -1, dtype=torch.long, device=device)
-        ended_bg[~wanted_bg] = 0
-        last_bg = self._last_steps(steps).to(device)
+        tokens_bgt = torch.zeros(draws_bgt.shape, dtype=torch.long, device=device)
+        logprobs_bgt = torch.zeros(draws_bgt.shape, device=device)
+        # On the host, like all that decides who goes on: it waits for the device only in `pick`.
+        last_bg = self._last_steps(steps).masked_fill(~wanted_bg, -1)
+        stopped_bg = torch.zeros_like(wanted_bg)
         hidden_bgh = self._hidden_bgh[rows.at]
         writing = {place: Sample([], [], Finish.LENGTH) for place in turns}
         for step in range(steps):
             if given_up is not None:
                 for problem in given_up():
-                    goes_on = (ended_bg[problem] < 0) & (last_bg[problem] >= step)
-                    ended_bg[problem] = torch.where(goes_on, step, ended_bg[problem])
-            chosen, chosen_logprobs = self.voice.choose(hidden_bgh, draws_bgt[*rows.at, step])
+                    stopped_bg[problem] |= last_bg[problem] >= step
+                    last_bg[problem].clamp_(max=step)
+            draws_bg = draws_bgt[*rows.at, step]
+            chosen, chosen_logprobs, ends = self.voice.pick(self.voice.head.logits(hidden_bgh), draws_bg)
             tokens_bgt[*rows.at, step] = chosen
             logprobs_bgt[*rows.at, step] = chosen_logprobs
-            before, last = ended_bg[rows.at], last_bg[rows.at]
-            ends = torch.isin(chosen, self.voice.stop) & (before < 0) & (step <= last)
-            ended_bg[rows.at] = torch.where(ends, step, before)
-            # Of what this loop computes, the host waits for this alone, and for whom top-p leaves.
-            alive = ((ended_bg[rows.at] < 0) & (step < last)).cpu()
+            here = rows.on_host
+            last = last_bg[here]
+            ends &= last >= step
+            alive = (last > step) & ~ends
             if watcher is not None:
-                show(watcher, writing, rows, chosen, chosen_logprobs, ends, step >= last, alive)
-            if step + 1 == steps or not bool(alive.any()):
+                told = ~stopped_bg[here]
+                facts = chosen, chosen_logprobs, ends & told, (step >= last) & told, alive
+                show(watcher, writing, rows, *facts)
+            last_bg[here] = last.masked_fill(ends, step)
+            stopped_bg[here] |= ends
+            count, few = int(alive.sum()), 0.8 * alive.numel()
+            if step + 1 == steps or not count:
                 break
-            which, slots = packed_rows(alive)
-            if slots.numel() <= 0.8 * alive.numel():
+            if count <= few and (going := packed_rows(alive))[0].numel() <= few:
                 self._put_back(layout, rows, step, more)
-                which, slots = which.to(device), slots.to(device)
-                layout = layout.select(which, slots, release=layout is not self._layout)
-                chosen = chosen[which[:, None], slots]
-                rows = self._rows(rows.problems[which], rows.slots[which[:, None], slots])
+                at = going[0].to(device), going[1].to(device)
+                layout = layout.select(at, release=layout is not self._layout)
+                chosen = chosen[at]
+                rows = self._rows((here[0][going], here[1][going]))
             hidden_bgh = self._decode(chosen, rows, layout, step)
         self._put_back(layout, rows, step, more)
-        lengths = torch.where(ended_bg >= 0, ended_bg, last_bg).add(1).tolist()
-        ended, tokens, logprobs = ended_bg.tolist(), tokens_bgt.tolist(), logprobs_bgt.tolist()
+        tokens, logprobs = tokens_bgt.tolist(), logprobs_bgt.tolist()
         said = {}
         for i, j in turns:
-            n = lengths[i][j]
-            finish = Finish.STOP if ended[i][j] >= 0 else Finish.LENGTH
+            n = int(last_bg[i, j]) + 1
+            finish = Finish.STOP if stopped_bg[i, j] else Finish.LENGTH
             said[i, j] = Sample(tokens[i][j][:n], logprobs[i][j][:n], finish)
             self.lengths_bg[i, j] += n - 1
             self._next_bg[i, j] += n - 1
@@ -424,7 +422,7 @@ class SharedKVSession:
         """The tokens ``given`` as rows of ``width`` tokens, and the positions that follow them; see
         `_hear_together`."""
         family, model, device = self.forward.family, self.forward.model, self.forward.device
-        ids_bgr = torch.full((*rows.slots.shape, width), self.forward.loaded.tokenizer.pad_token_id)
+        ids_bgr = torch.full((*rows.kept.shape, width), self.forward.loaded.tokenizer.pad_token_id)
         positions_abgr = torch.zeros(family.position_axes, *ids_bgr.shape, dtype=torch.long)
         where, following = rows.where(), dict[SampleIndex, int]()
         for place, tokens in given.items():
@@ -437,7 +435,7 @@ class SharedKVSession:
                 following[place] = int(own.max()) + 1  # here, where it keeps no device waiting
         # Features take the places of placeholders row by row.
         images = [i for place in sorted(given, key=lambda p: where[p]) for i in pieces[place].images]
-        owners = [self.prompts[i] for i in rows.problems.tolist()]
+        owners = [self.prompts[i] for i in rows.on_host[0][:, 0].tolist()]
         ids, positions, even = ids_bgr.to(device), positions_abgr.to(device), rows.least == rows.most
         return Heard(ids, positions, rows.kept, rows.most, even, images, owners), following
 
@@ -469,23 +467,22 @@ class SharedKVSession:
             flags_bg[place] = True
         return flags_bg
 
-    def _rows(self, problems: Tensor, slots: Tensor) -> SessionRows:
-        device, here, at = slots.device, problems.cpu(), slots.cpu()
-        known, following = (bg[here[:, None], at] for bg in (self.lengths_bg, self._next_bg))
-        first, end = int(here[0]), int(here[-1]) + 1
-        whole = at.shape[1] == self.lengths_bg.shape[1] and bool((at[:, 1:] > at[:, :-1]).all())
-        neighbours = (first, end) if whole and len(here) == end - first else None
-        least, most = int(known.min()), int(known.max())
-        return SessionRows(problems, slots, known.to(device), following.to(device), least, most, neighbours)
+    def _rows(self, on_host: Places) -> SessionRows:
+        device, (problems, slots) = self.forward.device, on_host
+        at = problems.to(device), slots.to(device)
+        kept, following = self.lengths_bg[on_host], self._next_bg[on_host]
+        first, end = int(problems[0, 0]), int(problems[-1, 0]) + 1
+        whole = slots.shape[1] == self.lengths_bg.shape[1] and bool((slots[:, 1:] > slots[:, :-1]).all())
+        neighbours = (first, end) if whole and len(slots) == end - first else None
+        least, most = int(kept.min()), int(kept.max())
+        return SessionRows(at, on_host, kept.to(device), following.to(device), least, most, neighbours)
 
     def _chosen(self, wanted_bg: Tensor, most: float = 0.8) -> SessionRows:
         """The threads to work on: some, if they are at most that share of all, else all of them."""
-        b, g = wanted_bg.shape
-        device = self.forward.device
-        which, slots = packed_rows(wanted_bg)
-        if slots.numel() < wanted_bg.numel() and slots.numel() <= most * wanted_bg.numel():
-            return self._rows(which.to(device), slots.to(device))
-        return self._rows(torch.arange(b, device=device), torch.arange(g, device=device).expand(b, g))
+        some, every = packed_rows(wanted_bg), wanted_bg.numel()
+        if some[0].numel() < every and some[0].numel() <= most * every:
+            return self._rows(some)
+        return self._rows(packed_rows(torch.ones_like(wanted_bg)))
 
     def _view(self, rows: SessionRows, columns: int) -> SharedLayout | None:
         """The layout of ``rows`` as a view with room for ``columns`` own tokens; None where there is none."""
@@ -495,11 +492,11 @@ class SharedKVSession:
 
     def _take(self, rows: SessionRows, columns: int | None = None, more: int = 0) -> SharedLayout:
         """The layout of ``rows``: a copy of some, see `SharedLayout.select`, or that of all."""
-        if rows.slots.numel() == self.lengths_bg.numel():
+        if rows.kept.numel() == self.lengths_bg.numel():
             return self._layout
-        return self._layout.select(rows.problems, rows.slots, columns, more)
+        return self._layout.select(rows.at, columns, more)
 
     def _put_back(self, layout: SharedLayout, rows: SessionRows, count: int, more: bool) -> None:
         """Keep the last ``count`` tokens of a copy, unless no thread will be continued."""
         if layout is not self._layout and not layout.is_part and more and count:
-            self._layout.put_back(layout, rows.problems, rows.slots, rows.least, rows.most + count)
+            self._layout.put_back(layout, rows.at, rows.least, rows.most + count)

@@ -17,11 +17,16 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
+from selfverify.policy.flash import Sizes
+
 if TYPE_CHECKING:
     from selfverify.policy.families import ImageInput
 
 Masks = tuple[Tensor | None, Tensor | None]
 """Numbers added to the scores of a prompt's keys and of a continuation's own; None where all are seen."""
+
+Places = tuple[Tensor, Tensor]
+"""Two ``[B', G']``: of which prompts, and which of their G continuations; an index of a ``[B, G, ...]``."""
 
 
 @dataclass(slots=True)
@@ -35,8 +40,8 @@ class SharedLayout:
         prompt_lengths: ``[B]`` true prompt lengths; prompts are padded on the right to P.
         prompt_width: P.
         continuations: G.
-        prompt_keys: Keys and values ``[B, K, P, D]`` of each layer (``prefill``, ``grow``).
-        own_keys: Keys and values ``[B, G, K, room, D]`` of each layer (``grow``), without gaps.
+        prompt_keys: Keys and values ``[2, B, K, P, D]`` of each layer (``prefill``, ``grow``).
+        own_keys: Keys and values ``[2, B, G, K, room, D]`` of each layer (``grow``), without gaps.
         scores_at_once: How many attention scores of a layer may exist at a time where tokens grow; None
             is no limit.
         least_room: Own tokens that there is room for at first, by default ``FIRST_ROOM``.
@@ -57,8 +62,8 @@ class SharedLayout:
     prompt_lengths: Tensor
     prompt_width: int
     continuations: int = 1
-    prompt_keys: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    own_keys: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    prompt_keys: dict[int, Tensor] = field(default_factory=dict)
+    own_keys: dict[int, Tensor] = field(default_factory=dict)
     scores_at_once: int | None = None
     least_room: int = FIRST_ROOM
     starts: Tensor | None = None
@@ -69,34 +74,35 @@ class SharedLayout:
     is_part: bool = False
     masks: dict[int | None, Masks] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
-    _sizes: list[int] | None = None
-    _kept_sizes: list[int] | None = None
+    _columns: Tensor | None = None
+    _sizes: Sizes | None = None
+    _kept_sizes: Sizes | None = None
 
-    def sizes(self) -> list[int] | None:
+    def sizes(self) -> Sizes | None:
         """The prompt lengths if any prompt is padded; fetched from the device once, as every layer asks."""
         if self._sizes is None:
-            self._sizes = self.prompt_lengths.tolist()
-        return self._sizes if any(size != self.prompt_width for size in self._sizes) else None
+            self._sizes = Sizes(self.prompt_lengths)
+        return self._sizes if any(size != self.prompt_width for size in self._sizes.listed) else None
 
-    def kept_sizes(self) -> list[int] | None:
-        """The numbers of own tokens before the new ones, if they differ; fetched from the device once."""
+    def kept_sizes(self, more: int = 0) -> Sizes | None:
+        """How many own tokens ``[B*G]`` continuations have, and ``more``, the same in all layers of a pass;
+        None where all have as many."""
         if self.even or self.starts is None:
             return None
         if self._kept_sizes is None:
-            self._kept_sizes = self.starts.flatten().tolist()
+            self._kept_sizes = Sizes(self.starts.flatten() + more)
         return self._kept_sizes
 
     def copied(self, problems: list[int]) -> SharedLayout:
         """A prefilled layout with copies of these prompts, each as often as it is named."""
-        keys = {number: (k[problems], v[problems]) for number, (k, v) in self.prompt_keys.items()}
+        keys = {number: pair[:, problems] for number, pair in self.prompt_keys.items()}
         return SharedLayout(self.mode, self.prompt_lengths[problems], self.prompt_width, prompt_keys=keys)
 
     def take_prompt(self, row: int, other: SharedLayout, problem: int) -> None:
         """Put a prompt of another layout in the place of the prompt ``row``."""
         self.prompt_lengths[row] = other.prompt_lengths[problem]
         for number, pair in self.prompt_keys.items():
-            for mine, theirs in zip(pair, other.prompt_keys[number], strict=True):
-                mine[row] = theirs[problem]
+            pair[:, row] = other.prompt_keys[number][:, problem]
         self._sizes = None
 
     def to_grow(self, continuations: int, scores_at_once: int | None = None) -> SharedLayout:
@@ -108,43 +114,39 @@ class SharedLayout:
         """Say where the tokens of the next forward stand; see the class for the arguments."""
         self.starts, self.longest, self.even, self.own_images = starts, longest, even, own_images
         self.masks.clear()
-        self._kept_sizes = None
+        self._kept_sizes = self._columns = None
 
     def select(
-        self,
-        problems: Tensor,
-        slots: Tensor,
-        columns: int | None = None,
-        more: int = 0,
-        release: bool = False,
+        self, at: Places, columns: int | None = None, more: int = 0, release: bool = False
     ) -> SharedLayout:
-        """A copy of the rows of ``problems`` [B'] and of each the continuations ``slots`` [B', G'].
+        """A copy of some continuations.
 
         Args:
-            problems: Different ones, in order.
-            slots: See above.
+            at: Which, of the different prompts of its rows, in order.
             columns: The own tokens to copy, with room for ``more`` behind them; None copies all the room.
             more: See ``columns``.
             release: Whether each layer is dropped here once it has been copied.
         """
+        problems = at[0][:, 0]
         all_problems = len(problems) == len(self.prompt_lengths)
         copy = SharedLayout(
             self.mode,
             self.prompt_lengths[problems],
             self.prompt_width,
-            slots.shape[1],
+            at[0].shape[1],
             dict(self.prompt_keys) if all_problems else {},
             scores_at_once=self.scores_at_once,
         )
         if not all_problems:
             for number in [*self.prompt_keys]:
-                k, v = self.prompt_keys.pop(number) if release else self.prompt_keys[number]
-                copy.prompt_keys[number] = k[problems], v[problems]
-        rows = problems[:, None]
+                pair = self.prompt_keys.pop(number) if release else self.prompt_keys[number]
+                copy.prompt_keys[number] = pair[:, problems]
         for number in [*self.own_keys]:
             pair = self.own_keys.pop(number) if release else self.own_keys[number]
-            k, v = (kept[rows, slots, :, :columns] for kept in pair)
-            copy.own_keys[number] = (k, v) if columns is None else (_widened(k, more), _widened(v, more))
+            few = pair[:, *at, :, :columns]
+            if columns is not None:
+                few = torch.cat([few, few.new_zeros(*few.shape[:4], more, few.shape[5])], dim=4)
+            copy.own_keys[number] = few
         return copy
 
     def part(self, first: int, end: int, columns: int) -> SharedLayout:
@@ -160,53 +162,53 @@ class SharedLayout:
             self.prompt_lengths[few],
             self.prompt_width,
             self.continuations,
-            {number: (k[few], v[few]) for number, (k, v) in self.prompt_keys.items()},
-            {number: (k[few], v[few]) for number, (k, v) in self.own_keys.items()},
+            {number: pair[:, few] for number, pair in self.prompt_keys.items()},
+            {number: pair[:, few] for number, pair in self.own_keys.items()},
             scores_at_once=self.scores_at_once,
             is_part=True,
         )
 
-    def put_back(self, copy: SharedLayout, problems: Tensor, slots: Tensor, first: int, end: int) -> None:
+    def put_back(self, copy: SharedLayout, at: Places, first: int, end: int) -> None:
         """Take the own keys in columns ``first`` to ``end`` from a `select`ed copy that has grown since."""
-        rows = problems[:, None]
         for number, theirs in copy.own_keys.items():
             self._make_room(number, theirs, end)
-            for mine, grown in zip(self.own_keys[number], theirs, strict=True):
-                mine[rows, slots, :, first:end] = grown[:, :, :, first:end]
+            self.own_keys[number][:, *at, :, first:end] = theirs[..., first:end, :]
 
-    def _make_room(self, number: int, like: tuple[Tensor, Tensor], columns: int) -> None:
+    def _make_room(self, number: int, like: Tensor, columns: int) -> None:
         """Room for ``columns`` own tokens in layer ``number``; it grows by doubling.
 
         While a layer grows, its old keys are held beside the new ones, those of other layers are not.
         """
         kept = self.own_keys.get(number)
-        have = 0 if kept is None else kept[0].shape[3]
+        have = 0 if kept is None else kept.shape[4]
         if have >= columns:
             return
         room = max(columns, 2 * have, self.least_room)
-        grown = []
-        for place, tensor in enumerate(like):
-            b, g = len(self.prompt_lengths), self.continuations
-            # Zeros: the mask hides places that are not written yet, and must not meet a NaN.
-            wider = tensor.new_zeros(b, g, tensor.shape[2], room, tensor.shape[4])
-            if kept is not None:
-                wider[:, :, :, :have] = kept[place]
-            grown.append(wider)
-        self.own_keys[number] = (grown[0], grown[1])
+        # Zeros: the mask hides places that are not written yet, and must not meet a NaN.
+        shape = 2, len(self.prompt_lengths), self.continuations, like.shape[-3], room, like.shape[-1]
+        wider = like.new_zeros(shape)
+        if kept is not None:
+            wider[..., :have, :] = kept
+        self.own_keys[number] = wider
 
-    def add(self, number: int, new: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Keep the new tokens' keys and values ``[B, G, K, R, D]``; all that the rows have is returned."""
+    def add(self, number: int, key: Tensor, value: Tensor) -> Tensor:
+        """Keep new tokens' keys and values, each ``[B, G, K, R, D]``.
+
+        Returns:
+            ``[2, B, G, K, T, D]`` all that the rows have.
+        """
         assert self.starts is not None
-        r, end = new[0].shape[3], self.longest + new[0].shape[3]
-        self._make_room(number, new, end)
-        for kept, fresh in zip(self.own_keys[number], new, strict=True):
-            if self.even:
-                kept[:, :, :, self.longest : end] = fresh
-            else:
-                columns = self.starts[..., None] + torch.arange(r, device=fresh.device)
-                kept.scatter_(3, columns[:, :, None, :, None].expand_as(fresh), fresh)
-        keys, values = self.own_keys[number]
-        return keys[:, :, :, :end], values[:, :, :, :end]
+        r, end = key.shape[3], self.longest + key.shape[3]
+        self._make_room(number, key, end)
+        kept = self.own_keys[number]
+        if self.even:
+            torch.stack([key, value], out=kept[..., self.longest : end, :])
+        else:
+            if self._columns is None:
+                self._columns = self.starts[..., None] + torch.arange(r, device=key.device)
+            fresh = torch.stack([key, value])
+            kept.scatter_(4, self._columns[:, :, None, :, None].expand_as(fresh), fresh)
+        return kept[..., :end, :]
 
 
 class Carrier:
@@ -214,11 +216,6 @@ class Carrier:
 
     def __init__(self, layout: SharedLayout) -> None:
         self.layout = layout
-
-
-def _widened(keys: Tensor, more: int) -> Tensor:
-    """Keys ``[B, G, K, T, D]`` with room for ``more`` tokens."""
-    return torch.cat([keys, keys.new_zeros(*keys.shape[:3], more, keys.shape[4])], dim=3)
 
 
 @dataclass(slots=True)

@@ -190,7 +190,7 @@ class _Said(LogitsProcessor):
         self.voice, self.draws_gt = voice, draws_gt
         self.tokens: list[Tensor] = []
         self.logprobs: list[Tensor] = []
-        self.ended_g = torch.zeros(len(draws_gt), dtype=torch.bool, device=draws_gt.device)
+        self.ended_g = torch.zeros(len(draws_gt), dtype=torch.bool)
 
     @property
     def is_done(self) -> bool:
@@ -199,10 +199,10 @@ class _Said(LogitsProcessor):
 
     def draw(self, logits_gv: Tensor) -> Tensor:
         """Draw the next token of each sample; ``[G]``."""
-        chosen_g, logprobs_g = self.voice.pick(logits_gv.float(), self.draws_gt[:, len(self.tokens)])
+        chosen_g, logprobs_g, ends_g = self.voice.pick(logits_gv, self.draws_gt[:, len(self.tokens)])
         self.tokens.append(chosen_g)
         self.logprobs.append(logprobs_g)
-        self.ended_g |= torch.isin(chosen_g, self.voice.stop)
+        self.ended_g |= ends_g
         return chosen_g
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:

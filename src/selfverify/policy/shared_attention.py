@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import torch
@@ -30,10 +29,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from selfverify.policy.flash import Flash, Part, Sizes, flash_for
+from selfverify.policy.flash import Flash, Part, Sizes, flash_for, hide
 from selfverify.policy.packing import Carrier, Masks, SharedLayout
 
-Pair = tuple[Tensor, Tensor]
+Pair = tuple[Tensor, Tensor] | Tensor
 """Keys and values."""
 
 
@@ -78,13 +77,6 @@ def two_part_attention(
     return out
 
 
-def _hide(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """The lowest number where ``hidden``, else 0: rows that see nothing stay finite."""
-    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(
-        hidden, torch.finfo(dtype).min
-    )
-
-
 def same_image(images: Tensor, others: Tensor) -> Tensor:
     """``[..., L]`` and ``[..., M]`` to ``[..., L, M]``: whether two tokens belong to one image."""
     return (images[..., :, None] == others[..., None, :]) & (images[..., :, None] >= 0)
@@ -110,7 +102,7 @@ def _masks(layout: SharedLayout, query: Tensor, window: int | None, start: int, 
     prompt = before >= ends if layout.sizes() else None
     first = start + (layout.longest if layout.even else 0)
     if count == new == 1 and window is None and layout.even:
-        return None if prompt is None else _hide(prompt, dtype), None
+        return None if prompt is None else hide(prompt, dtype), None
     columns = torch.arange(layout.longest + new, device=query.device)
     queries = torch.arange(first, first + count, device=query.device)[:, None]  # [..., Q, 1]
     if not layout.even:
@@ -124,7 +116,7 @@ def _masks(layout: SharedLayout, query: Tensor, window: int | None, start: int, 
         hidden = hidden | (queries - columns >= window)
         far = ends + queries - before >= window
         prompt = far if prompt is None else prompt | far
-    return None if prompt is None else _hide(prompt, dtype), _hide(hidden, dtype)
+    return None if prompt is None else hide(prompt, dtype), hide(hidden, dtype)
 
 
 def _seen_both_ways(layout: SharedLayout, images: Tensor, which: slice, columns: int) -> Tensor:
@@ -151,77 +143,64 @@ def _attention(query: Tensor, prompt: Pair, own: Pair, masks: Masks, scale: floa
             part.add_(mask)
     scores = torch.cat([scores_prompt, scores_own], dim=-1)
     del scores_prompt, scores_own, part  # each is as large as all that follows
-    weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    weights = scores.softmax(dim=-1)
     del scores
-    weights = weights.to(query.dtype)
     out = torch.matmul(weights[..., :width].reshape(b, k, n * g * q, width), prompt[1]).view(b, k, n, g, q, d)
     own_weights = weights[..., width:].permute(0, 3, 1, 2, 4, 5).reshape(b, g, k, n * q, -1)
     own_out = torch.matmul(own_weights, own[1]).view(b, g, k, n, q, d)
     return own_out + out.permute(0, 3, 1, 2, 4, 5)
 
 
-def merged(
-    flash: Flash,
-    query: Tensor,
-    prompt: Pair,
-    kept: Pair,
-    new: Pair,
-    sizes: tuple[Sizes, Sizes],
-    scaling: float,
-) -> Tensor:
-    """Attention of new tokens to their prompt, to their continuation's kept tokens and to each other.
+@dataclass(slots=True)
+class SeenKeys:
+    """One set of keys that growing tokens see, for `merged`.
 
-    It has no gradients.
+    Args:
+        pair: Keys and values, a prompt's ``[B, K, P, D]`` or the continuations' ``[B, G, K, T, D]``.
+        sizes: How many there are in each of B or B*G rows; None where all are.
+        causal: Whether they are the new tokens' own, of which token r sees the keys 0..r.
+    """
+
+    pair: Pair
+    sizes: Sizes | None = None
+    causal: bool = False
+
+
+def _attended(flash: Flash, part: Part, shape: torch.Size, own: bool) -> tuple[Tensor, Tensor, Any]:
+    """Attention to one part: output and logarithm ``[B, G, K, N, R, *]``, and what a backward pass needs."""
+    out, log, rest = flash.forward(part)
+    return flash.unrows(out, shape, own), flash.unrows(log.unsqueeze(-1), shape, own), rest
+
+
+def merged(flash: Flash, query: Tensor, seen: Sequence[SeenKeys], scaling: float) -> Tensor:
+    """Attention of new tokens to all that they see; it has no gradients.
 
     Args:
         flash: The device's kernels.
         query: ``[B, G, K, N, R, D]``: K key heads, N query heads per key head, R new tokens.
-        prompt: Keys and values ``[B, K, P, D]``.
-        kept: Keys and values ``[B, G, K, T, D]``.
-        new: Keys and values ``[B, G, K, R, D]``; token r sees new keys 0..r.
-        sizes: The true lengths of B prompts, and the numbers of B*G continuations' kept tokens; None where
-            all are P or T.
+        seen: The sets of keys.
         scaling: Factor of the scores.
 
     Returns:
-        ``[B, G, K, N, R, D]``.
+        ``[B, G, K, N, R, D]``; in memory, of several sets, ``[B, G, R, K, N, D]``.
     """
-    to_prompt, to_own = flash.rows(query, False), flash.rows(query, True)
-    kept_keys, kept_values, keys, values = (x.flatten(0, 1) for x in (*kept, *new))
-    parts = [
-        Part(to_prompt, *prompt, 0, sizes[0], scaling),
-        Part(to_own, kept_keys, kept_values, 0, sizes[1], scaling),
-        Part(to_own, keys, values, query.shape[4], None, scaling),
-    ]
-    seen = [(part, part.query is to_own) for part in parts if part.keys.shape[2]]
-    return _merge(flash, query, seen)[0]
-
-
-def _merge(
-    flash: Flash, query: Tensor, parts: Sequence[tuple[Part, bool]]
-) -> tuple[Tensor, Tensor, list[Any]]:
-    """Attention of ``query`` to the union of the keys of ``parts``.
-
-    Args:
-        flash: The device's kernels.
-        query: ``[B, G, K, N, R, D]``.
-        parts: Each with whether its keys are the continuations' own.
-
-    Returns:
-        ``[B, G, K, N, R, D]``; the logarithms ``[B, G, K, N, R, 1]`` of the whole softmax; and what the
-        kernels keep for a backward pass through each part.
-    """
-    shape, outs, logs, rests = query.shape, list[Tensor](), list[Tensor](), list[Any]()
-    for part, own in parts:
-        out, log, rest = flash.forward(part)
-        outs.append(flash.unrows(out, shape, own))
-        logs.append(flash.unrows(log.unsqueeze(-1), shape, own))
-        rests.append(rest)
-    whole = reduce(torch.logaddexp, logs)
-    total = outs[0] * (logs[0] - whole).exp()
-    for out, log in zip(outs[1:], logs[1:], strict=True):
-        total = total.addcmul_(out, (log - whole).exp())
-    return total.to(query.dtype), whole, rests
+    found, rows = [], {own: flash.rows(query, own) for own in (False, True)}
+    for keys in seen:
+        own = keys.pair[0].dim() == 5
+        k, v = (x.flatten(0, 1) if own else x for x in keys.pair)
+        part = Part(rows[own], k, v, query.shape[4] if keys.causal else 0, keys.sizes, scaling)
+        found.append(_attended(flash, part, query.shape, own)[:2])
+    out, log = found.pop()
+    while found:
+        # A part's share of the softmax's denominator. Few calls matter more than a digit of bfloat16.
+        other, its = found.pop()
+        share = torch.sigmoid(its - log).to(out.dtype)
+        if found:
+            out, log = torch.lerp(out, other, share), torch.logaddexp(log, its)
+        else:
+            whole = query.new_empty([query.shape[axis] for axis in (0, 1, 4, 2, 3, 5)])
+            out = torch.lerp(out, other, share, out=whole.permute(0, 1, 3, 4, 2, 5))
+    return out
 
 
 class MergedAttention(torch.autograd.Function):
@@ -239,10 +218,10 @@ class MergedAttention(torch.autograd.Function):
 
     Args:
         flash: The device's kernels.
-        query: ``[B, G, K, N, R, D]``: K key heads, N query heads per key head, R tokens.
+        query: ``[B, G, K, N, R, D]``, see `merged`.
         prompt_keys, prompt_values: ``[B, K, P, D]``.
         keys, values: ``[B, G, K, R, D]``; token r sees own keys 0..r.
-        sizes: True prompt lengths where prompts are padded, or None.
+        sizes: Of the prompts; None where none is padded.
         scaling: Factor of the scores.
 
     Returns:
@@ -258,7 +237,7 @@ class MergedAttention(torch.autograd.Function):
         prompt_values: Tensor,
         keys: Tensor,
         values: Tensor,
-        sizes: Sizes,
+        sizes: Sizes | None,
         scaling: float,
     ) -> Tensor:
         """See the class."""
@@ -266,7 +245,11 @@ class MergedAttention(torch.autograd.Function):
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         prompt = Part(to_prompt, prompt_keys, prompt_values, 0, sizes, scaling)
         own = Part(to_own, keys, values, query.shape[4], None, scaling)
-        out, log, ctx.rests = _merge(flash, query, [(prompt, False), (own, True)])
+        prompt_out, prompt_log, prompt_rest = _attended(flash, prompt, query.shape, False)
+        own_out, own_log, own_rest = _attended(flash, own, query.shape, True)
+        log = torch.logaddexp(prompt_log, own_log)
+        out = (prompt_out * (prompt_log - log).exp()).addcmul_(own_out, (own_log - log).exp())
+        out, ctx.rests = out.to(query.dtype), (prompt_rest, own_rest)
         ctx.save_for_backward(to_prompt, to_own, prompt_keys, prompt_values, keys, values, out, log)
         ctx.flash, ctx.sizes, ctx.scaling = flash, sizes, scaling
         return out
@@ -393,22 +376,24 @@ def _grow(layer: _Layer) -> Tensor:
     """The R newest tokens of every continuation behind a kept prompt and the continuation's own tokens."""
     layout, k = layer.layout, layer.key.shape[1]
     b, heads, length, d = layer.query.shape
-    g = layout.continuations
-    r = length // g
+    g, r = layout.continuations, length // layout.continuations
     new = layer.key.unflatten(2, (g, r)).transpose(1, 2), layer.value.unflatten(2, (g, r)).transpose(1, 2)
-    keys, values = layout.add(layer.number, new)
+    own = layout.add(layer.number, *new)
     query = layer.query.reshape(b, k, heads // k, g, r, d)
     # Without a prompt all tokens are the continuation's own.
     prompt = layout.prompt_keys.get(layer.number, (layer.key[:, :, :0], layer.value[:, :, :0]))
-    window = layer.narrow_window(layout.prompt_width + keys.shape[3])
+    window = layer.narrow_window(layout.prompt_width + own.shape[4])
     flash = layer.flash(window)
-    # A single token's scores are few, and a product of matrices is faster.
-    if flash is None or r == 1:
-        return _rows(two_part_attention(layout, query, prompt, (keys, values), window, layer.scale))
-    kept = keys[:, :, :, : layout.longest], values[:, :, :, : layout.longest]
-    sizes = layout.sizes(), layout.kept_sizes()
-    by_group = query.permute(0, 3, 1, 2, 4, 5)
-    return _rows(merged(flash, by_group, prompt, kept, new, sizes, layer.scale))
+    padded = not layout.even or layout.sizes() is not None
+    if flash is None or (r == 1 and not flash.for_one(own.shape[4], padded)):
+        return _rows(two_part_attention(layout, query, prompt, own, window, layer.scale))
+    seen = [SeenKeys(prompt, layout.sizes())] if layout.prompt_width else []
+    if r == 1:
+        seen.append(SeenKeys(own, layout.kept_sizes(1)))
+    else:
+        seen += [SeenKeys(own[..., : layout.longest, :], layout.kept_sizes())] if layout.longest else []
+        seen.append(SeenKeys(new, causal=True))
+    return _rows(merged(flash, query.permute(0, 3, 1, 2, 4, 5), seen, layer.scale))
 
 
 def _rows(out: Tensor) -> Tensor:
@@ -500,7 +485,7 @@ def shared_attention(
     query, key = query.to(value.dtype), key.to(value.dtype)
     if layout.mode == "prefill":
         # Every new token meets them again: in a layout that is not packed they would be copied each time.
-        layout.prompt_keys[number] = (key.contiguous(), value.contiguous())
+        layout.prompt_keys[number] = torch.stack([key, value])
     layer = _Layer(layout, number, query, key, value, scale, sliding_window)
     # Contiguous like what transformers' own functions return, on which a few models rely.
     return (_grow if layout.mode == "grow" else _packed)(layer).contiguous(), None

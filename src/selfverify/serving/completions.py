@@ -279,7 +279,7 @@ def likeliest(
     """Return of each answer's tokens the ``most`` likeliest alternatives, found in one forward pass.
 
     They are under the temperature of the sampling, before top-p, as the log-probabilities of what was drawn
-    are (`policy.decoding.TokenSampler.choose`).
+    are (`policy.decoding.TokenSampler.pick`).
 
     Args:
         policy: Wrote the answers.
