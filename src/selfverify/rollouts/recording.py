@@ -204,8 +204,8 @@ def _recorded(parsed: Any, problem: str) -> Parsed:
         case Verdict():
             made = RecordedVerdict(**{f.name: getattr(parsed, f.name) for f in fields(RecordedVerdict)})
             quality = None if made.quality is None else float(made.quality)
-            plain = {"reward": float(made.reward), "correct": bool(made.correct)}
-            return replace(made, **plain, quality=quality, parts=_floats(made.parts))
+            reward, correct, parts = float(made.reward), bool(made.correct), _floats(made.parts)
+            return replace(made, reward=reward, correct=correct, quality=quality, parts=parts)
         case ScoreReading():
             found = parsed.probabilities.items()
             return RecordedReading([(list(path), list(shares), [*shares.values()]) for path, shares in found])
