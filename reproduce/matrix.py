@@ -46,7 +46,7 @@ from selfverify.policy.policy import Policy
 from selfverify.selection.strategies import find_strategy
 from selfverify.tasks.base import Task, Verdict
 from selfverify.verifiers.base import Verifier
-from selfverify.verifiers.policy_verifiers import Form, PolicyJudge
+from selfverify.verifiers.policy_verifiers import PolicyJudge
 from selfverify.verifiers.reward_models import RewardModel, ValueHead, has_value_head, reward_identity
 
 WITHIN, TOLD = "within_problem_auc", "Right and wrong answers told apart"
@@ -321,7 +321,6 @@ def run_matrix(
     seeds: Sequence[int] = (),
     sizes: Sequence[int] = SIZES,
     strategies: Sequence[str] = ("best",),
-    form: Form = "continue",
     against: Pair | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[int, Found]:
@@ -338,7 +337,6 @@ def run_matrix(
         seeds: Training seeds that take the place of ``{seed}`` in paths, each in a folder of its own.
         sizes: The numbers of candidates per problem to compare.
         strategies: The strategies that use the scores.
-        form: How the judges see the answers.
         against: The generator and the verifier that all others are compared with.
         say: Gets a line about each piece of work before it begins.
 
@@ -354,8 +352,8 @@ def run_matrix(
     found = {}
     for seed in seeds or [0]:
         folder = output / f"seed-{seed}" if seeds else output
-        found[seed] = _one_seed(models.of(seed), recipe, folder, sizes, strategies, form, say)
-    about = {"strategies": [*strategies], "form": form, "task": recipe.task.name, "seeds": [*found]}
+        found[seed] = _one_seed(models.of(seed), recipe, folder, sizes, strategies, say)
+    about = {"strategies": [*strategies], "task": recipe.task.name, "seeds": [*found]}
     write_json(output / "matrix.json", about | as_json(found))
     write_text(output / "matrix.md", as_markdown(found, against))
     return found
@@ -367,7 +365,6 @@ def _one_seed(
     output: Path,
     sizes: Sequence[int],
     strategies: Sequence[str],
-    form: Form,
     say: Callable[[str], None],
 ) -> Found:
     """Let the models of one training seed answer and judge."""
@@ -381,7 +378,7 @@ def _one_seed(
     if min(sizes) > config.samples:
         raise ConfigError(f"sizes from {min(sizes)}: only evaluation.samples={config.samples} are drawn")
     make_folder(output)
-    held = _Held(models, recipe, form)
+    held = _Held(models, recipe)
     known = {name: _identity(held.answerer(name)) for name in models.judging}
     known |= {name: reward_identity(path) for name, path in models.rewarding.items()}
     samples: dict[str, list[StoredSample]] = {}
@@ -403,7 +400,7 @@ def _one_seed(
             settings = {
                 "judge": known[judge],
                 "samples": known[name],
-                "form": form,
+                "form": "continue",  # as journals say that are there already
                 "task": recipe.task.model_dump(mode="json"),
                 "evaluation": config.model_dump(mode="json", exclude={"batch_problems", "score"}),
             }
@@ -430,8 +427,8 @@ _Model = TypeVar("_Model")
 class _Held:
     """The one model that is in memory."""
 
-    def __init__(self, models: Models, recipe: Recipe, form: Form) -> None:
-        self.models, self.policy, self.form = models, recipe.policy, form
+    def __init__(self, models: Models, recipe: Recipe) -> None:
+        self.models, self.policy = models, recipe.policy
         self._name, self._held = "", list[Any]()
         for name, path in models.judges.items():  # their addresses are read before anything is loaded
             if is_served(path):
@@ -455,7 +452,7 @@ class _Held:
             return ServerJudge.measuring(path, name, self.policy.server)
         answerer = self.answerer(name)
         assert isinstance(answerer, Policy)
-        return PolicyJudge(answerer, name, self.form)
+        return PolicyJudge(answerer, name)
 
     def _take(self, name: str, load: Callable[..., _Model], *arguments: Any) -> _Model:
         if name != self._name:
@@ -515,9 +512,6 @@ class MatrixSettings(CommandConfig):
     against: str = ""
     """GENERATOR:VERIFIER, a row that all others are compared with."""
 
-    ask: bool = False
-    """Ask judges for their score in a turn of its own, not at the answer's end."""
-
     judge: list[str] = []
     """More verifiers: NAME=MODEL, which judge and answer nothing; repeatable."""
 
@@ -561,7 +555,6 @@ def command(
         sizes=sizes_of(settings.sizes),
         seeds=settings.seeds,
         strategies=strategies,
-        form="ask" if settings.ask else "continue",
         against=(settings.against.partition(":")[0], settings.against.partition(":")[2]),
         say=lambda text: typer.echo(text, err=True),
     )
