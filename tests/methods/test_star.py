@@ -227,7 +227,8 @@ def test_problems_that_cannot_be_used_are_skipped(tiny_folder: Path, tmp_path: P
     assert collect.asked == [[0, 2], [3, 4, 5], [7, 8]] * 2
     lines = (tmp_path / "iteration-1" / CONVERSATIONS_FILE).read_text().splitlines()[1:]
     assert [bool(json.loads(line)["conversations"]) for line in lines] == [n in (0, 3) for n in range(9)]
-    told = read_events(tmp_path / EVENTS_FILE)
+    # Pools of environments that other tests left open in this process may write to the run's events, too.
+    told = [e for e in read_events(tmp_path / EVENTS_FILE) if e["event"] != "environments_out_of_order"]
     assert [e["event"] for e in told] == ["problem_skipped"] * 4
     assert told[0]["reason"] == "no image" and told[1]["problem"].endswith("#6")
 
