@@ -167,6 +167,9 @@ def test_an_admitted_failure_is_one_whatever_is_shown() -> None:
         "The task cannot be completed.", "It is not done.", "It failed, and nothing was saved.",
         "Sorry, the note 'Mission' was not found: I couldn't delete it.", "I did not manage to open it.",
         "The song isn't there. It's impossible to play it.", "Nothing failed, but it could not be set.",
+        "I wasn't able to do it.", "It isn't possible.", "I haven't finished.", "The note isn't done yet.",
+        "I did not complete the task.", "I didn't do it.", "It does not work.", "I have given up.",
+        "I ran out of steps.", "I was unsuccessful.", "I do not know.", "I haven't been able to open it.",
     ):  # fmt: skip
         assert admits_failure(message), message
         assert (found := vote(message, ON)).valid and not found.success
@@ -179,6 +182,7 @@ def test_other_messages_admit_nothing() -> None:
         "The song is Sorry", "Deleted the note 'Mission Impossible'", "Nothing failed", "Nothing has failed.",
         "Deleted the note Mission Impossible.", "The message “Sorry, I could not come” was sent.",
         "No step failed.", 'The note "I gave up" is starred.', "It was not impossible: the alarm is set.",
+        "The printer ran out of paper.", "The workout is not on the list.", "It did not fail.",
     ):  # fmt: skip
         assert not admits_failure(message), message
 
