@@ -26,8 +26,9 @@ _PLAIN = {ord(sign): plain for plain, signs in TABLES["characters"].items() for 
 _COMMANDS = {name: plain for plain, names in TABLES["commands"].items() for name in names}
 _STYLES = re.compile(
     r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mathtt|mbox|hbox|operatorname|emph|bm|boldsymbol|"
-    r"underline)\s*\{([^{}]*)\}"
+    r"underline|(?:text)?color\s*\{\w*\})\s*\{([^{}]*(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}[^{}]*)*)\}"
 )
+"""A style with its text, in which braces stand in braces at most twice."""
 _TAKES_AN_ARGUMENT = ("frac", "\\sqrt", "^", "_")
 _COMMAND = re.compile(r"\\(?:(!)\s*|([A-Za-z]+|[^A-Za-z!]))")
 _EMPHASIS = re.compile(r"(?<![\w*\\)\]}])(\*{1,3}|_{1,2})(?=[^\s*_])(.+?)(?<=[^\s*_])\1(?![\w*({\\])")
@@ -52,19 +53,23 @@ _SHORT = 200
 """The length of a line that is an answer by itself, if a response consists of nothing else."""
 
 
+def _unstyled(text: str) -> str:
+    for _ in range(3 if "\\" in text else 0):  # styles in styles
+        text = _STYLES.sub(_styled, text)
+    return text
+
+
 def plain(text: str) -> str:
     """Return a text as one line, with LaTeX spacing, styles and Unicode signs in their plainest form."""
-    text = text.translate(_PLAIN)
+    text = _unstyled(text.translate(_PLAIN))
     if not text.isascii():
         text = _as_ascii(text)
     if "\\" in text:
-        for _ in range(3):  # styles in styles
-            text = _STYLES.sub(_styled, text)
         text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1] or found[2], found[0]), text)
         for bracket in ("{bmatrix}", "{Bmatrix}"):
             text = text.replace(bracket, "{pmatrix}")
         text = text.replace("^{\\circ}", "^\\circ ").replace("\\circ  ", "\\circ ")
-    return text.replace("~", " ").replace("{,}", ",").strip()
+    return text.replace("~", " ").replace("{,}", ",").strip().rstrip("\\ ")
 
 
 def _styled(found: re.Match[str]) -> str:
@@ -74,7 +79,9 @@ def _styled(found: re.Match[str]) -> str:
 
 
 def _as_ascii(text: str) -> str:
-    """Return raised, lowered and wide characters and written fractions as LaTeX. Foreign digits stay."""
+    """Return raised, lowered and wide characters and written fractions as LaTeX. Digits of other scripts
+    stay.
+    """
     found, place = [], ""
     for sign in text:
         kind = unicodedata.decomposition(sign).partition(" ")[0]
@@ -84,7 +91,7 @@ def _as_ascii(text: str) -> str:
         place, made = mark, unicodedata.normalize("NFKC", sign).replace("\u2212", "-")
         if kind == "<fraction>" and "\u2044" in made:
             made = " \\frac{{{}}}{{{}}}".format(*made.split("\u2044"))
-        wide = kind in ("<wide>", "<compat>", "<fraction>") and not sign.isdigit()
+        wide = kind == "<wide>" or (kind in ("<compat>", "<fraction>") and not sign.isdigit())
         found.append(made if mark or wide else sign)
     return "".join(found) + ("}" if place else "")
 
@@ -136,11 +143,12 @@ def final_expression(text: str) -> str | None:
     box commits to all of its text but a phrase like "The answer is", with which it ends where its sentence
     ends; of several phrases the last one counts.
     """
+    text = _unstyled(text)
     if found := boxes(text):
         ends = [b for (_, b, _), (c, _, _) in pairwise(found) if _NEW_SENTENCE.search(text, b, c)]
         begin = ends[-1] if ends else 0
         found = [box for box in found if box[0] >= begin]
-        contents = {unwrap(plain(unwrap(content))) for _, _, content in found}
+        contents = {final_expression(content) or "" for _, _, content in found}
         if len(contents) > 1 or _goes_on(text[begin : found[0][0]]):
             return None
         tail = first_sentence(f" {text[found[-1][1] :]}", 1).strip().strip("$")
