@@ -101,7 +101,8 @@ def _compare_named(gold: Value, own: Value, target: Target) -> Comparison:
     same = g.name == a.name or g.name.partition("_")[0] == a.name or a.name.partition("_")[0] == g.name
     if g.name and a.name and not same and {g.name, a.name} != {"y", "f(x)"}:
         return WRONG
-    if g.name.islower() and isinstance(a.value, Items) and not a.value.kind:
+    kinds = [value.kind if isinstance(value, Items) else "?" for value in (g.value, a.value)]
+    if g.name.islower() and kinds[0] in ("()", "[]", "(]", "[)") and not kinds[1]:
         return WRONG  # "-1, 1" are roots and no interval
     found = WRONG
     for left in (g.value, g.rounded):
@@ -130,6 +131,7 @@ def _compare_items(gold: Value, own: Value, target: Target) -> Comparison:
     agree = kind in _LOOSE.get(opened, (opened,))
     if len(opened) in (0, 2) and len(kind) == 2 and opened != "{}":
         agree |= target.kind == "list" or (not opened and (named or len(golds) == 1))
+    agree |= opened == "\\cup" and not kind and not any(isinstance(value, Named) for value in owns)
     if not agree and not (target.kind == "list" and not kind and len(opened) == 2):
         return WRONG
     ordered = opened not in ("", "{}", "\\cup", "\\cap") or named

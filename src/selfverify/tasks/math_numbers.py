@@ -451,6 +451,8 @@ _TO_LATEX = {
     **dict.fromkeys(("inf", "Inf", "infinity", "Infinity"), "\\infty"),
 }  # fmt: skip
 """Spellings that people use in place of LaTeX."""
+_BINDING = {"^", "_", "/", "**", "\\frac", *_ROOTS}
+"""Texts behind which a number belongs to them, before it is divided."""
 
 
 def latex_of(parts: Sequence[Token]) -> str:
@@ -461,7 +463,14 @@ def latex_of(parts: Sequence[Token]) -> str:
     for at, part in enumerate(parts):
         made, before = _TO_LATEX.get(texts[at], texts[at]), texts[at - 1] if at else ""
         degrees = texts[at + 1 : at + 3] == ["^", "\\circ"]
-        if part.kind == "number":
+        after = "".join(texts[at + 2 : at + 3])
+        if not texts[at]:
+            continue
+        if made.isdecimal() and texts[at + 1 : at + 2] == ["/"] and after.isdecimal():
+            if before not in _BINDING and texts[at + 3 : at + 4] not in (["^"], ["**"], ["!"]):
+                made = rf"\frac{{{made}}}{{{after}}}"  # 1/2x is a half of x
+                texts[at + 1 : at + 3] = ["", ""]
+        elif part.kind == "number":
             simple = not degrees and made.replace(".", "").isdecimal()
             value = None if simple else Algebra([part]).read()
             if isinstance(value, Fraction) and size(value) <= MAX_WRITTEN:
@@ -473,6 +482,9 @@ def latex_of(parts: Sequence[Token]) -> str:
                 made = f"_{{{made}}}"  # x1
             elif before in _ROOTS and before != "\\sqrt":
                 made = f"{{{made}}}"
+        elif texts[at : at + 2] == ["^", "-"] and after.isalnum() and (after.isdecimal() or len(after) == 1):
+            made = f"^{{-{after}}}"
+            texts[at + 1 : at + 3] = ["", ""]
         elif texts[at : at + 2] == ["^", "\\circ"]:
             made, texts[at + 1] = "\\cdot\\frac{\\pi}{180}", ""
         elif texts[at] in ("^", "_") and texts[at + 1 : at + 4 : 2] == ["{", "}"] and texts[at + 2].isalnum():

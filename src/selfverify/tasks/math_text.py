@@ -31,6 +31,8 @@ _STYLES = re.compile(
 """A style with its text, in which braces stand in braces at most twice."""
 _TAKES_AN_ARGUMENT = ("frac", "\\sqrt", "^", "_")
 _COMMAND = re.compile(r"\\(?:(!)\s*|([A-Za-z]+|[^A-Za-z!]))")
+_FRACTION = re.compile(r"\\frac" + r"\s*(?:\{([^{}]*)\}|([0-9A-Za-z]|\\pi))" * 2)
+"""A fraction, whose arguments need no braces where they are one sign."""
 _EMPHASIS = re.compile(r"(?<![\w*\\)\]}])(\*{1,3}|_{1,2})(?=[^\s*_])(.+?)(?<=[^\s*_])\1(?![\w*({\\])")
 """Markdown's marks around a part; a star or a line between two values is none."""
 _WRAPS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), *zip("`\"'{", "`\"'}", strict=True))
@@ -66,6 +68,7 @@ def plain(text: str) -> str:
         text = _as_ascii(text)
     if "\\" in text:
         text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1] or found[2], found[0]), text)
+        text = _FRACTION.sub(r"\\frac{\1\2}{\3\4}", text)
         for bracket in ("{bmatrix}", "{Bmatrix}"):
             text = text.replace(bracket, "{pmatrix}")
         text = text.replace("^{\\circ}", "^\\circ ").replace("\\circ  ", "\\circ ")

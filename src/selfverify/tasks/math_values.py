@@ -46,6 +46,8 @@ _ORDER |= {">": (-1, False), "\\ge": (-1, True), ">=": (-1, True)}
 _RELATIONS = {"=", ":=", "\\approx", "\\in", "\\ne", "!=", *_ORDER}
 _SEPARATORS = {",", ";", "and", "or", "And", "Or", "AND", "OR"}
 _UNIONS = {"\\cup", "U"}
+_ENDLESS = {"\\infty", "inf", "infinity"}
+_EITHER = {"\\pm", "\\mp"}
 _JOINTS = {"-": "-", "to": "-", ":": ":", "/": "/", "x": "x"}
 """Of a sign the side on which the larger value stands (1: right), and whether both may be equal."""
 _MARKS = {f"\\{name}" for name in TABLES["marks"].split()}
@@ -104,7 +106,7 @@ class Expression:
 @dataclass(frozen=True, slots=True)
 class Items:
     """Several values: in brackets (``"()"``, ``"[)"``, ``"{}"``; also the bounds of an inequality), joined
-    (``"-"``, ``":"``, ``"/"``, ``"x"``), as a union (``"\\\\cup"``) or ``""``. Sets, unions and ``""`` have
+    (``"-"``, ``":"``, ``"x"``), as a union (``"\\\\cup"``) or ``""``. Sets, unions and ``""`` have
     no order.
     """
 
@@ -146,6 +148,8 @@ def _read(parts: Parts, unit: str = "") -> Value | None:
         inner = _read(parts[1:], unit)
         return Named(parts[0].text, inner) if isinstance(inner, Items) else _single(parts, unit)
     texts = {part.text for part in parts}
+    if parts[0].text == "<" and parts[-1].text == ">":  # a vector
+        return _read(tokens(f"({written(parts[1:-1])})"), unit)
     kind = _around(parts)
     kind, items = _elements(parts, kind) if kind or texts & (_SEPARATORS | _UNIONS) else ("", [parts])
     if not items[0]:
@@ -157,6 +161,10 @@ def _read(parts: Parts, unit: str = "") -> Value | None:
     relations = _relations(parts) if texts & _RELATIONS else []
     if relations and (len(items) == 1 or (len(relations) == 1 and parts[relations[0]].text == "\\in")):
         return _related(parts, relations, unit)
+    if len(items) > 1 and kind in ("", "{}"):
+        items = [one for item in items for one in _both(item)]
+    elif len(both := _both(parts)) > 1:
+        kind, items = "", both
     if len(items) > 1 or kind == "{}":
         return _several(parts, kind, items, unit)
     return (_joined(parts, unit) if texts & _JOINTS.keys() else None) or _single(parts, unit)
@@ -184,6 +192,15 @@ def _around(parts: Parts) -> str:
     return parts[0].text[-1] + parts[-1].text[-1]
 
 
+def _both(parts: Parts) -> list[Parts]:
+    """Return a text with one sign for plus or minus with each of them; of these the minus joins no range."""
+    at = next((i for i, part in enumerate(parts) if part.text in _EITHER), 0)
+    if sum(part.text in _EITHER for part in parts) != 1:
+        return [parts]
+    signs = (parts[at]._replace(kind=kind, text=text) for kind, text in (("other", "+"), ("minus", "-")))
+    return [[*parts[:at], sign, *parts[at + 1 :]] for sign in signs]
+
+
 def _elements(parts: Parts, kind: str) -> tuple[str, list[Parts]]:
     """Return the brackets around a list (``""``, ``"()"``, ``"[)"``, ``"{}"``, ...) and its elements.
 
@@ -209,8 +226,7 @@ def _several(parts: Parts, kind: str, slices: Sequence[Parts], unit: str) -> Val
     """Read the elements of a list, a set or a union."""
     if kind:
         slices = [
-            part[1:-1] if part and part[0].text in "'\"" and part[-1].text in "'\"" else part
-            for part in slices
+            tokens(written(part).strip("'\"")) if part and part[0].text in "'\"" else part for part in slices
         ]
     found = tuple(item for part in slices if (item := _read(part, unit)) is not None)
     spans = len(found) == len(slices) and all(_is_span(item) for item in found)
@@ -221,9 +237,11 @@ def _several(parts: Parts, kind: str, slices: Sequence[Parts], unit: str) -> Val
         return None
     if not kind and any(isinstance(item, Label) for item in found):
         return Label(_words(parts))  # a sentence with a comma
-    if not kind and spans:
+    if not kind and spans and (signs & _ENDLESS or any(isinstance(item, Named) for item in found)):
         kind = "\\cup" if "or" in signs else "\\cap" if "and" in signs else ""
     if not kind and has_names(found):
+        if "or" in signs:
+            return None  # "x = 1 or y = 2" is no point
         found = tuple(sorted(found, key=lambda item: item.name if isinstance(item, Named) else ""))
     return Items(kind, found)
 
@@ -244,7 +262,7 @@ def _joined(parts: Parts, unit: str) -> Items | None:
     """Read ranges, scores, dates, sizes and ratios: they look like arithmetic and are none (``10-20 cm``)."""
     places: dict[str, list[int]] = {}
     for i in _top(parts)[1:]:
-        sign = _JOINTS.get(parts[i].text)
+        sign = _JOINTS.get(parts[i].text) if parts[i].kind != "minus" else None
         before, *after = parts[i - 1 : i + 2 : 2]
         ends = before.kind in ("number", "word", "clock") or before.text in _ENDS
         if sign and ends and after and (after[0].kind in _BEGIN or after[0].text in _BEGIN):
@@ -259,7 +277,8 @@ def _joined(parts: Parts, unit: str) -> Items | None:
         if value is None or not (plain or part[0].kind == "clock"):
             return None
         values.append(value)
-    return Items(sign, tuple(values))
+    # 2012/05/01 is 2012-05-01.
+    return Items("-" if sign == "/" else sign, tuple(values))
 
 
 _ENDS = {*CLOSING, *CURRENCY, "%", "'", '"', "\\circ", "\\%"}
