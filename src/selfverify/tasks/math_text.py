@@ -39,18 +39,22 @@ _WRAPS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), *zip("`\"'{"
 _WRAPPERS = frozenset(left[0] for left, _ in _WRAPS)
 _LEAD = re.compile(
     r"(?:#{1,6} +)?(?:(?:so|thus|therefore|hence),? +)?(?:the +)?(?:(?:final|correct|right) +)*"
-    r"(?:answer|result|option|choice)(?: +is(?: *:)?| *:| *=|  ) *|#{1,6} +"
-    r"|(?:[故应本题最终正确]*(?:答案|选项|选择|选)\s*(?:是|为|:)*\s*)+",
+    r"(?:answer|result|option|choice)(?: +to +(?:the|this) +(?:question|problem))?"
+    r"(?: +is(?: +(?:therefore|thus|hence))?(?: *:)?| *:| *=|  ) *|#{1,6} +"
+    r"|(?:[故应本题最终正确]*(?:答案|选项|选择|选|答(?=:))\s*(?:是|为|:)*\s*)+",
     re.IGNORECASE,
 )
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _NEW_SENTENCE = re.compile(r"[A-Za-z]{2}.*[.!?:\n]|\n.*[A-Za-z]{2}", re.DOTALL)
-_STOP = re.compile(r"\.(?=\s+[A-Z$\\(\"*])")
+_STOP = re.compile(r"\.(?=\s+[A-Z$\\(\"*])|,?(?= because )|,(?= since )")
 _PHRASE = re.compile(
-    r"\b(?:answer|option|choice)\b[*_ ]*(?:(?:is|was|would be|should be)\b[*_ ]*:?|:|=)[*_ ]*"
-    r"|(?:\bfinal|^[#*_ ]+) *answer[*_ ]*$|^#### +|答案[*_ ]*(?:是|为)?[:：]?\s*",
+    r"\b(?:answer|option|choice)\b(?: to (?:the|this) (?:question|problem))?[*_ ]*"
+    r"(?:(?:is|was|would be|should be)\b(?: (?:therefore|thus|hence)\b)?[*_ ]*:?|:|=)[*_ ]*"
+    r"|(?:\bfinal|^[#*_ ]+) *answer[*_ ]*$|^#### +|答案[*_ ]*(?:是|为)?[:：]?\s*|^答[:：]\s*",
     re.IGNORECASE | re.MULTILINE,
 )
+_DISPLAY = re.compile(r"\A[\s*_]*(?:\$\$.*?\$\$|\\\[.*?\\\])", re.DOTALL)
+"""A formula on lines of its own."""
 _SHORT = 200
 """The length of a line that is an answer by itself, if a response consists of nothing else."""
 
@@ -234,7 +238,8 @@ def committed(text: str) -> str | None:
         line = text[left : right if right >= 0 else len(text)]
         return first_sentence(line, end - left).strip()
     if stated is not None:
-        lines = [line.strip() for line in text[stated.end() :].strip(" ").splitlines()]
+        said = _DISPLAY.sub(lambda found: " ".join(found[0].split()), text[stated.end() :], count=1)
+        lines = [line.strip() for line in said.strip(" ").splitlines()]
         lines = [line for line in lines[:3] if line.strip("*_ ")]
         if not lines:
             return None
