@@ -104,15 +104,13 @@ def _compare_named(gold: Value, own: Value, target: Target) -> Comparison:
     kinds = [value.kind if isinstance(value, Items) else "?" for value in (g.value, a.value)]
     if g.name.islower() and kinds[0] in ("()", "[]", "(]", "[)") and not kinds[1]:
         return WRONG  # "-1, 1" are roots and no interval
-    found = WRONG
-    for left in (g.value, g.rounded):
-        for right in (a.value, a.rounded):
-            if left is not None and right is not None:
-                told = compare_values(left, right, target)
-                if told.verdict == "right":
-                    return told
-                found = told if told.verdict == "ask" else found
-    return found
+    told = [
+        compare_values(left, right, target)
+        for left in (g.value, g.rounded)
+        for right in (a.value, a.rounded)
+        if left is not None and right is not None
+    ]
+    return min(told, key=lambda one: ("right", "ask", "wrong").index(one.verdict))
 
 
 _LOOSE = {"": ("", "{}"), "{}": ("", "{}"), "()": ("", "()")}
@@ -121,11 +119,10 @@ _LOOSE = {"": ("", "{}"), "{}": ("", "{}"), "()": ("", "()")}
 
 def _compare_items(gold: Value, own: Value, target: Target) -> Comparison:
     """Compare lists: of numbers and labels here, of other expressions by math-verify."""
-    several = [isinstance(v, Expression) and ("\\pm" in v.latex or "\\cup" in v.latex) for v in (gold, own)]
     golds, owns = (value.items if isinstance(value, Items) else (value,) for value in (gold, own))
     if len(golds) != len(owns):
-        # "\pm 3" is a list of two that has no comma.
-        return _ask(gold, own) if any(several) and not all(several) else WRONG
+        unions = [isinstance(value, Expression) and "\\cup" in value.latex for value in (gold, own)]
+        return _ask(gold, own) if unions[0] != unions[1] else WRONG
     opened, kind = (value.kind if isinstance(value, Items) else "" for value in (gold, own))
     named = has_names(golds)
     agree = kind in _LOOSE.get(opened, (opened,))

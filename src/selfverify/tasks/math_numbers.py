@@ -445,11 +445,7 @@ def number_latex(value: Fraction) -> str:
     return f"-{made}" if value < 0 else made
 
 
-_TO_LATEX = {
-    "**": "^", "*": "\\cdot", "<=": "\\le", ">=": "\\ge", "!=": "\\ne", "√": "\\sqrt", "∛": "\\sqrt[3]",
-    **{name: f"\\{name}" for name in (*FUNCTIONS, "sqrt", "pi")},
-    **dict.fromkeys(("inf", "Inf", "infinity", "Infinity"), "\\infty"),
-}  # fmt: skip
+_TO_LATEX = TABLES["latex"] | {name: f"\\{name}" for name in (*FUNCTIONS, "sqrt", "pi")}
 """Spellings that people use in place of LaTeX."""
 _BINDING = {"^", "_", "/", "**", "\\frac", *_ROOTS}
 """Texts behind which a number belongs to them, before it is divided."""
@@ -464,13 +460,11 @@ def latex_of(parts: Sequence[Token]) -> str:
         made, before = _TO_LATEX.get(texts[at], texts[at]), texts[at - 1] if at else ""
         degrees = texts[at + 1 : at + 3] == ["^", "\\circ"]
         after = "".join(texts[at + 2 : at + 3])
-        if not texts[at]:
-            continue
         if made.isdecimal() and texts[at + 1 : at + 2] == ["/"] and after.isdecimal():
             if before not in _BINDING and texts[at + 3 : at + 4] not in (["^"], ["**"], ["!"]):
                 made = rf"\frac{{{made}}}{{{after}}}"  # 1/2x is a half of x
                 texts[at + 1 : at + 3] = ["", ""]
-        elif part.kind == "number":
+        elif part.kind == "number" and made:
             simple = not degrees and made.replace(".", "").isdecimal()
             value = None if simple else Algebra([part]).read()
             if isinstance(value, Fraction) and size(value) <= MAX_WRITTEN:

@@ -33,6 +33,8 @@ _TAKES_AN_ARGUMENT = ("frac", "\\sqrt", "^", "_")
 _COMMAND = re.compile(r"\\(?:(!)\s*|([A-Za-z]+|[^A-Za-z!]))")
 _FRACTION = re.compile(r"\\frac" + r"\s*(?:\{([^{}]*)\}|([0-9A-Za-z]|\\pi))" * 2)
 """A fraction, whose arguments need no braces where they are one sign."""
+_SYSTEM = re.compile(r"(?:\\\{\s*)?\\begin\{(\w+)(?<!matrix)\}(?:\{[lcr]*\})?(.*?)\\end\{\1\}")
+"""Equations below one another."""
 _EMPHASIS = re.compile(r"(?<![\w*\\)\]}])(\*{1,3}|_{1,2})(?=[^\s*_])(.+?)(?<=[^\s*_])\1(?![\w*({\\])")
 """Markdown's marks around a part; a star or a line between two values is none."""
 _WRAPS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), *zip("`\"'{", "`\"'}", strict=True))
@@ -47,6 +49,7 @@ _LEAD = re.compile(
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _NEW_SENTENCE = re.compile(r"[A-Za-z]{2}.*[.!?:\n]|\n.*[A-Za-z]{2}", re.DOTALL)
 _STOP = re.compile(r"\.(?=\s+[A-Z$\\(\"*])|,?(?= because )|,(?= since )")
+_ANOTHER = re.compile(r"\b(?:or|and)\s+(?:option\s*)?\(?\s*[a-z]\s*[.):]", re.IGNORECASE)
 _PHRASE = re.compile(
     r"\b(?:answer|option|choice)\b(?: to (?:the|this) (?:question|problem))?[*_ ]*"
     r"(?:(?:is|was|would be|should be)\b(?: (?:therefore|thus|hence)\b)?[*_ ]*:?|:|=)[*_ ]*"
@@ -59,20 +62,16 @@ _SHORT = 200
 """The length of a line that is an answer by itself, if a response consists of nothing else."""
 
 
-def _unstyled(text: str) -> str:
-    for _ in range(3 if "\\" in text else 0):  # styles in styles
-        text = _STYLES.sub(_styled, text)
-    return text
-
-
 def plain(text: str) -> str:
     """Return a text as one line, with LaTeX spacing, styles and Unicode signs in their plainest form."""
-    text = _unstyled(text.translate(_PLAIN))
+    text = _STYLES.sub(_styled, text.translate(_PLAIN))
     if not text.isascii():
         text = _as_ascii(text)
     if "\\" in text:
         text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1] or found[2], found[0]), text)
         text = _FRACTION.sub(r"\\frac{\1\2}{\3\4}", text)
+        if "=" in text and "&" not in (rows := text.replace("&=", "=")):
+            text = _SYSTEM.sub(lambda found: found[2].replace("\\\\", ","), rows)
         for bracket in ("{bmatrix}", "{Bmatrix}"):
             text = text.replace(bracket, "{pmatrix}")
         text = text.replace("^{\\circ}", "^\\circ ").replace("\\circ  ", "\\circ ")
@@ -81,8 +80,8 @@ def plain(text: str) -> str:
 
 def _styled(found: re.Match[str]) -> str:
     """Return the text of a style such as bold; an argument of a command stays in braces."""
-    before = found.string[: found.start()].rstrip()
-    return f"{{{found[1]}}}" if before.endswith(_TAKES_AN_ARGUMENT) else f" {found[1]} "
+    before, text = found.string[: found.start()].rstrip(), _STYLES.sub(_styled, found[1])
+    return f"{{{text}}}" if before.endswith(_TAKES_AN_ARGUMENT) else f" {text} "
 
 
 def _as_ascii(text: str) -> str:
@@ -111,7 +110,8 @@ def unwrap(text: str) -> str:
         text = text.strip()
         if "*" in text or "_" in text:
             text = _EMPHASIS.sub(r"\2", text)
-        if text.endswith((".", ";", ",")) and not text.endswith((r"\.", r"\;", r"\,")):
+        goes_on = text.endswith("...") and "," in text  # "1, 2, ..."
+        if text.endswith((".", ";", ",")) and not text.endswith((r"\.", r"\;", r"\,")) and not goes_on:
             text = text[:-1]
         for left, right in _WRAPS if text[:1] in _WRAPPERS else ():
             inner = text[len(left) : -len(right)]
@@ -150,10 +150,10 @@ def final_expression(text: str) -> str | None:
     box commits to all of its text but a phrase like "The answer is", with which it ends where its sentence
     ends; of several phrases the last one counts.
     """
-    text = _unstyled(text)
+    text = _STYLES.sub(_styled, text)
     if found := boxes(text):
-        ends = [b for (_, b, _), (c, _, _) in pairwise(found) if _NEW_SENTENCE.search(text, b, c)]
-        begin = ends[-1] if ends else 0
+        sentences = (b for (_, b, _), (c, _, _) in pairwise(found) if _NEW_SENTENCE.search(text, b, c))
+        begin = max(sentences, default=0)
         found = [box for box in found if box[0] >= begin]
         contents = {final_expression(content) or "" for _, _, content in found}
         if len(contents) > 1 or _goes_on(text[begin : found[0][0]]):
@@ -209,15 +209,9 @@ def first_sentence(text: str, start: int = 0) -> str:
     """
     for stop in _STOP.finditer(text, start):
         head, rest = text[: stop.start()], text[stop.end() :]
-        if not (head.strip() or start) or head.endswith(tuple(TABLES["shortened"])) or len(rest.split()) < 2:
-            continue
-        said = [part.text.casefold() for part in tokens(rest.partition("\n")[0])]
-        said = [text for text in said if text not in ("(", "option")]
-        several = any(
-            join in ("or", "and") and len(letter) == 1 and letter.isalpha() and mark in (".", ")", ":")
-            for join, letter, mark in zip(said, said[1:], said[2:], strict=False)
-        )
-        return text if several else head
+        ends = (head.strip() or start) and not head.endswith(tuple(TABLES["shortened"]))
+        if ends and len(rest.split()) > 1:
+            return text if _ANOTHER.search(rest.partition("\n")[0]) else head
     return text
 
 
@@ -239,8 +233,7 @@ def committed(text: str) -> str | None:
         return first_sentence(line, end - left).strip()
     if stated is not None:
         said = _DISPLAY.sub(lambda found: " ".join(found[0].split()), text[stated.end() :], count=1)
-        lines = [line.strip() for line in said.strip(" ").splitlines()]
-        lines = [line for line in lines[:3] if line.strip("*_ ")]
+        lines = [line.strip() for line in said.strip(" ").splitlines()[:3] if line.strip("*_ \t")]
         if not lines:
             return None
         # An emphasis that began before the phrase ends behind it.

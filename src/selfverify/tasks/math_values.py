@@ -235,6 +235,8 @@ def _several(parts: Parts, kind: str, slices: Sequence[Parts], unit: str) -> Val
         return _expression(parts)
     if len(found) < len(slices):
         return None
+    if kind == "{}" and found == (Expression("\\emptyset"),):
+        return Label("{{}}")  # a set of one, which is not empty
     if not kind and any(isinstance(item, Label) for item in found):
         return Label(_words(parts))  # a sentence with a comma
     if not kind and spans and (signs & _ENDLESS or any(isinstance(item, Named) for item in found)):
@@ -467,8 +469,10 @@ def _label(parts: Parts) -> Label | None:
     """Return words and codes; None for what may be a product of letters."""
     code = "".join(part.text for part in parts if part.text not in ("_", "{", "}"))
     glued = parts[0].text.isupper() or not any(part.spaced for part in parts)
-    if glued and code.isupper() and code.isalnum() and not code.isalpha():
-        return Label(code.casefold())  # "AB12", "H_2O"
+    formula = code[:1].isupper() and sum(map(str.isupper, code)) > 1
+    formula &= all(b.isupper() or b.isdecimal() or a.isupper() for a, b in pairwise(code))
+    if ((glued and code.isupper()) or formula) and code.isalnum() and not code.isalpha():
+        return Label(code.casefold())  # "AB12", "H_2O", "Na_2CO_3"
     long = [part for part in parts if part.kind == "word" and len(part.text.rstrip("'")) > 1]
     long = [part for part in long if part.text.casefold() not in KNOWN_WORDS]
     for i, (a, b) in enumerate(pairwise(parts)):
