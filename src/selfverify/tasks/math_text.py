@@ -49,6 +49,7 @@ _LEAD = re.compile(
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _NEW_SENTENCE = re.compile(r"[A-Za-z]{2}.*[.!?:\n]|\n.*[A-Za-z]{2}", re.DOTALL)
 _STOP = re.compile(r"\.(?=\s+[A-Z$\\(\"*])|,?(?= because )|,(?= since )")
+_SHORTENED = tuple(TABLES["shortened"])
 _ANOTHER = re.compile(r"\b(?:or|and)\s+(?:option\s*)?\(?\s*[a-z]\s*[.):]", re.IGNORECASE)
 _PHRASE = re.compile(
     r"\b(?:answer|option|choice)\b(?: to (?:the|this) (?:question|problem))?[*_ ]*"
@@ -178,7 +179,8 @@ def _goes_on(head: str) -> bool:
     *before, last = [Token("other", ""), *tokens(plain(head.rstrip(" \n$*\\([:")))]
     if last.text not in (",", ";"):
         glued = head.rstrip("$*\\([").endswith(last.text) or before[-1:] == [Token("other", "=", True)]
-        return (glued and last.text in ("+", "-", "^", "_")) or last.text.casefold() in _JOINS
+        glued &= last.text in ("+", "-", "^", "_") or (last.kind == "number" and head.endswith(last.text))
+        return glued or last.text.casefold() in _JOINS
     said = [*takewhile(lambda part: part.kind == "word", reversed(before))]
     behind = before[: len(before) - len(said)][-1:]
     # "3 apples," and "x," are values.
@@ -209,8 +211,7 @@ def first_sentence(text: str, start: int = 0) -> str:
     """
     for stop in _STOP.finditer(text, start):
         head, rest = text[: stop.start()], text[stop.end() :]
-        ends = (head.strip() or start) and not head.endswith(tuple(TABLES["shortened"]))
-        if ends and len(rest.split()) > 1:
+        if (head.strip() or start) and len(rest.split()) > 1 and not head.endswith(_SHORTENED):
             return text if _ANOTHER.search(rest.partition("\n")[0]) else head
     return text
 

@@ -47,7 +47,6 @@ _RELATIONS = {"=", ":=", "\\approx", "\\in", "\\ne", "!=", *_ORDER}
 _SEPARATORS = {",", ";", "and", "or", "And", "Or", "AND", "OR"}
 _UNIONS = {"\\cup", "U"}
 _ENDLESS = {"\\infty", "inf", "infinity"}
-_EITHER = {"\\pm", "\\mp"}
 _JOINTS = {"-": "-", "to": "-", ":": ":", "/": "/", "x": "x"}
 """Of a sign the side on which the larger value stands (1: right), and whether both may be equal."""
 _MARKS = {f"\\{name}" for name in TABLES["marks"].split()}
@@ -194,8 +193,8 @@ def _around(parts: Parts) -> str:
 
 def _both(parts: Parts) -> list[Parts]:
     """Return a text with one sign for plus or minus with each of them; of these the minus joins no range."""
-    at = next((i for i, part in enumerate(parts) if part.text in _EITHER), 0)
-    if sum(part.text in _EITHER for part in parts) != 1:
+    at, *more = [i for i, part in enumerate(parts) if part.text in ("\\pm", "\\mp")] or [-1]
+    if at < 0 or more:
         return [parts]
     signs = (parts[at]._replace(kind=kind, text=text) for kind, text in (("other", "+"), ("minus", "-")))
     return [[*parts[:at], sign, *parts[at + 1 :]] for sign in signs]
@@ -225,9 +224,7 @@ def _elements(parts: Parts, kind: str) -> tuple[str, list[Parts]]:
 def _several(parts: Parts, kind: str, slices: Sequence[Parts], unit: str) -> Value | None:
     """Read the elements of a list, a set or a union."""
     if kind:
-        slices = [
-            tokens(written(part).strip("'\"")) if part and part[0].text in "'\"" else part for part in slices
-        ]
+        slices = [tokens(written(part).strip("'\"")) if part[0].text in "'\"" else part for part in slices]
     found = tuple(item for part in slices if (item := _read(part, unit)) is not None)
     spans = len(found) == len(slices) and all(_is_span(item) for item in found)
     signs = {part.text for part in parts}
@@ -290,15 +287,14 @@ _BEGIN = {"number", "clock", "command", "(", "-", *CURRENCY}
 
 def _clock(text: str) -> str:
     """Return a time of day in one form: ``10:00 am`` is ``10 A.M.``, ``22:00`` is ``10 pm``, and ``9:00`` may
-    be either half of the day.
+    be either half of the day; `compare_values` takes it for the morning.
     """
     digits = "".join(sign if sign.isdecimal() else " " for sign in text).split()
     hour, minute, second = (int(part) for part in (*digits, "0", "0")[:3])
     half = next((sign for sign in text.casefold() if sign in "ap"), "")
-    if half:
-        hour = hour % 12 + (12 if half == "p" else 0)
+    hour = hour % 12 + 12 * (half == "p") if half else hour
     known = half or not 1 <= hour <= 12
-    return f"{hour:02}:{minute:02}:{second:02}{' h' if known else ''}"
+    return f"{hour:02}:{minute:02}:{second:02}{'|h' if known else ''}"
 
 
 def _related(parts: Parts, relations: list[int], unit: str) -> Value | None:
@@ -403,11 +399,7 @@ def _single(parts: Parts, unit: str) -> Value | None:
     """Read one number with its unit, numbers with a unit each (``2 h 30 min``), words, or one expression."""
     if (value := _quantity(parts, unit)) is not None:
         return value
-    starts = [
-        i
-        for i, part in enumerate(parts)
-        if part.kind == "number" and (not i or parts[i - 1].text not in "^-{")
-    ]
+    starts = [i for i, part in enumerate(parts) if part.kind == "number" and parts[i - 1].text not in "^-{"]
     if len(starts) > 1 and starts[0] == 0:
         found = [_quantity(parts[a:b], close=True) for a, b in pairwise([*starts, len(parts)])]
         if all(one and one.unit for one in found):
@@ -436,7 +428,7 @@ def _quantity(parts: Parts, known: str = "", close: bool = False) -> Number | No
     rest = rest[1:] if power else rest
     percent = written(rest) in ("%", "\\%", "percent", "per cent", "pct")
     irrational = isinstance(value, float)
-    unit = () if percent or not rest else _unit(rest, known, close)
+    unit = () if percent or not rest else _unit(rest, known, close, one=abs(value) <= 1)
     if unit is None or (irrational and (currency or percent or power)):
         return None
     if currency:
@@ -449,7 +441,7 @@ def _quantity(parts: Parts, known: str = "", close: bool = False) -> Number | No
     return Number(value * 10**power if power else value, latex, algebra.decimal, percent, unit, code, plain)
 
 
-def _unit(parts: Parts, known: str, close: bool) -> Unit | None:
+def _unit(parts: Parts, known: str, close: bool, one: bool) -> Unit | None:
     """Return the unit that stands behind a number, or the base of a number; None for other things."""
     texts = [part.text for part in parts if part.text not in "^{}()"]
     if texts in (["st"], ["nd"], ["rd"], ["th"]):
@@ -462,7 +454,7 @@ def _unit(parts: Parts, known: str, close: bool) -> Unit | None:
         return None  # "2t" may be a product; "2 t" is two tonnes, "10cm" a length
     if known and written(parts).casefold() == known.casefold():
         return read_unit(tokens(known)) or ((known.casefold(), 1),)
-    return read_unit(parts) or read_noun(parts)
+    return read_unit(parts) or read_noun(parts, one and first.spaced)
 
 
 def _label(parts: Parts) -> Label | None:
