@@ -24,7 +24,7 @@ from selfverify.core import ranks
 from selfverify.core.config import EvaluationConfig, RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode
 from selfverify.core.errors import DataError
-from selfverify.core.jsonl_store import STRICT
+from selfverify.core.jsonl_store import StrictRow
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Trajectory
 from selfverify.evaluation.evaluate import HeldOut
@@ -65,8 +65,6 @@ class CappedStep:
         confidence: The mean log-probability of the answer that was asked for after the step.
     """
 
-    __pydantic_config__: ClassVar = STRICT
-
     delta_r: float | None
     delta_r_plan: float | None
     correct: float | None
@@ -94,8 +92,6 @@ class CappedConversation:
         lost: Whether its episode failed, so that nothing can be said of it.
     """
 
-    __pydantic_config__: ClassVar = STRICT
-
     steps: list[CappedStep]
     before: float | None
     final: float | None
@@ -104,7 +100,7 @@ class CappedConversation:
 
 
 @dataclass(slots=True)
-class CappedProblem:
+class CappedProblem(StrictRow):
     """The conversations about one problem.
 
     Args:
@@ -116,8 +112,6 @@ class CappedProblem:
     """
 
     STORED_AS: ClassVar[str] = "LookedProblem"
-
-    __pydantic_config__: ClassVar = STRICT
 
     index: int
     problem: str

@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from selfverify.clients.replies import text_of, usable_choices
 from selfverify.core import event_loop
 from selfverify.core.errors import ConfigError, DataError, ServerError
-from selfverify.core.jsonl_store import STRICT, JsonlStore, open_journal, read_journal
+from selfverify.core.jsonl_store import JsonlStore, StrictRow, open_journal, read_journal
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.command_config import TeacherConfig
@@ -133,7 +133,7 @@ def number_of(prompt: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class OnAnswer:
+class OnAnswer(StrictRow):
     """A line of ``verdicts.jsonl``.
 
     Args:
@@ -142,8 +142,6 @@ class OnAnswer:
         votes: What the model has said: right, wrong, or neither.
         said: Its words in the first vote that says neither.
     """
-
-    __pydantic_config__: ClassVar = STRICT
 
     index: int
     trace: str
