@@ -19,11 +19,10 @@ from selfverify.cli.options import say, settings_as_options
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import read_regular, write_json
-from selfverify.evaluation.extraction import SELF, PolicyExtractor
+from selfverify.evaluation.extraction import make_extractor
 from selfverify.experiments.recipe import Recipe, build_recipe, recipe_task
 from selfverify.experiments.recipe_yaml import Document
 from selfverify.experiments.run import evaluate_recipe
-from selfverify.policy.policy import Policy
 from selfverify.visual.config import VisualConfig
 from selfverify.visual.episode import STEPS
 from selfverify.visual.task import INSTRUCTION
@@ -130,18 +129,12 @@ def run_bench(data: Path, settings: BenchSettings, overrides: Sequence[str]) -> 
         rows.append(row)
     benched = {"data": str(data), "model": settings.model, "rows": rows}
     if settings.extractor is not None and benchmark_of(benched) == "mathvista":
-        extractor = _extractor(recipes[0][2], settings.extractor)
+        extractor = make_extractor(settings.extractor, recipes[0][2].policy)
         for row, (_, folder, recipe) in zip(rows, recipes, strict=True):
             if "why" not in row:
                 row["published"] = published_accuracy(output / folder, recipe_task(recipe), extractor)
     write_json(output / BENCH, benched)
     return rows
-
-
-def _extractor(recipe: Recipe, path: str) -> PolicyExtractor:
-    return PolicyExtractor(
-        Policy.load(recipe.policy if path == SELF else recipe.policy.for_model(path)), path
-    )
 
 
 def _refuse_without_images(recipe: Recipe, data: Path) -> None:
