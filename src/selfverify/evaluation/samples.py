@@ -18,7 +18,6 @@ that a task knows. A verifier that reads the same text is worth what it is above
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -32,7 +31,7 @@ from PIL.Image import Image
 from selfverify.core import ranks
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import make_folder, naming
-from selfverify.core.images import to_rgb
+from selfverify.core.images import png
 from selfverify.core.jsonl_store import JsonlStore, Row, StrictRow, open_journal, read_journal, read_rows
 from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import SCORE_TAG, parse_tagged
@@ -316,9 +315,7 @@ def written_images(folder: Path, images: Iterable[Image]) -> list[str]:
     """The names of images in a folder. An image that is shown again has the file that it had."""
     names = []
     for image in images:
-        buffer = io.BytesIO()
-        to_rgb(image).save(buffer, "PNG")
-        content = buffer.getvalue()
+        content = png(image)
         name = f"{hashlib.blake2b(content, digest_size=16).hexdigest()}.png"
         path = folder / name
         if not path.exists():
