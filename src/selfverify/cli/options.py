@@ -349,19 +349,16 @@ def resolve_target(target: str, recipe: str | None) -> tuple[str, str | None]:
     Raises:
         ConfigError: ``target`` is a model that belongs to no run, and no recipe is given.
     """
-    if is_served(target):
-        if recipe is None:
-            raise ConfigError(f"{target} is a model: say with --recipe NAME what to measure it by")
-        return recipe, target
-    folder = Path(target).expanduser()
-    if (folder / RECIPE_FILE).is_file():
+    folder, served = Path(target).expanduser(), is_served(target)
+    if not served and (folder / RECIPE_FILE).is_file():
         return recipe or target, _trained_model(folder)
-    if is_saved_model(folder):
-        run = next((above for above in folder.resolve().parents if (above / RECIPE_FILE).is_file()), None)
-        if recipe is None and run is None:
-            raise ConfigError(f"{target} is a model: say with --recipe NAME what to measure it by")
-        return recipe or str(run), target
-    return recipe or target, None
+    if not served and not is_saved_model(folder):
+        return recipe or target, None
+    above = () if served else folder.resolve().parents
+    run = recipe or next((str(path) for path in above if (path / RECIPE_FILE).is_file()), None)
+    if run is None:
+        raise ConfigError(f"{target} is a model: say with --recipe NAME what to measure it by")
+    return run, target
 
 
 def saved_model(target: str) -> str:
