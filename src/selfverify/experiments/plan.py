@@ -42,30 +42,24 @@ ENDED = 5
 """Of so many conversations one has ended when the others' keys are copied without it."""
 
 
-@dataclass(frozen=True, slots=True)
 class Block:
-    """The widths of a layer: of the model, its heads, all queries, all keys, and the feed-forward block."""
+    """The widths of a layer: of the model, its heads, all queries, all keys, and the feed-forward block.
 
-    hidden: int
-    heads: int
-    query: int
-    keys: int
-    wide: int
+    Args:
+        config: A configuration of transformers, of a decoder or of a tower.
 
-    @classmethod
-    def of(cls, config: Any) -> Block:
-        """Return those in a configuration of transformers, of a decoder or of a tower.
+    Raises:
+        ConfigError: It names none, or several for different layers.
+    """
 
-        Raises:
-            ConfigError: It names none, or several for different layers.
-        """
+    def __init__(self, config: Any) -> None:
         heads = getattr(config, "num_attention_heads", None) or getattr(config, "num_heads", None)
         hidden, wide = getattr(config, "hidden_size", None), getattr(config, "intermediate_size", None)
         if not (isinstance(heads, int) and isinstance(hidden, int) and isinstance(wide, int | None)):
             raise ConfigError(f"{config.model_type}: its configuration names no one width of all its layers")
-        size = getattr(config, "head_dim", None) or hidden // heads
-        keys = size * (getattr(config, "num_key_value_heads", None) or heads)
-        return cls(hidden, heads, size * heads, keys, wide or 4 * hidden)
+        size: int = getattr(config, "head_dim", None) or hidden // heads
+        self.hidden, self.heads, self.query, self.wide = hidden, heads, size * heads, wide or 4 * hidden
+        self.keys: int = size * (getattr(config, "num_key_value_heads", None) or heads)
 
     def saved(self, size: int, own: bool = True, norms: bool = True) -> int:
         """Return the bytes that autograd keeps of a token.
@@ -80,11 +74,14 @@ class Block:
         return 2 * (4 + (1 + norms) * size) * self.hidden + size * (attention + 4 * self.wide)
 
 
-@dataclass(frozen=True, slots=True)
 class Shapes:
     """The numbers of a model.
 
     Args:
+        model: The model, which needs no weights.
+        family: Its family.
+
+    Attributes:
         layer: The widths of a decoder layer.
         layer_count: How many there are.
         window: The sliding window of some layers; None where there is none.
@@ -102,25 +99,7 @@ class Shapes:
         vision: Bytes that autograd keeps of a patch in a tower that learns.
     """
 
-    layer: Block
-    layer_count: int
-    window: int | None
-    sliding: int
-    vocabulary: int
-    tied: bool
-    size: int
-    learnt: int
-    adapted: bool
-    weights: int
-    every: int
-    learning: int
-    decoder: int
-    tower: int
-    vision: int
-
-    @classmethod
-    def of(cls, model: Any, family: Family) -> Shapes:
-        """Count a model that has no weights."""
+    def __init__(self, model: Any, family: Family) -> None:
         text, head = model.config.get_text_config(), model.get_output_embeddings().weight
         decoder: Any = family.backbone(model)
         vision = getattr(model.config, "vision_config", None)
@@ -129,23 +108,20 @@ class Shapes:
         kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
         every = [*model.parameters()]
         learning = [p for p in every if p.requires_grad]
-        return cls(
-            Block.of(text),
-            text.num_hidden_layers,
-            getattr(text, "sliding_window", None),
-            kinds.count("sliding_attention"),
-            len(head),
-            head is model.get_input_embeddings().weight,
-            head.itemsize,
-            max(p.itemsize for p in learning),
-            is_adapted(model),
-            sum(p.nbytes for p in every),
-            sum(p.numel() for p in every),
-            sum(p.numel() for p in learning),
-            sum(p.numel() for p in getattr(decoder, "layers", decoder).parameters()),
-            sum(p.numel() for p in family.vision_parameters(model)),
-            depth and depth * Block.of(vision).saved(head.itemsize, own=False),
-        )
+        self.layer = Block(text)
+        self.layer_count: int = text.num_hidden_layers
+        self.window: int | None = getattr(text, "sliding_window", None)
+        self.sliding: int = kinds.count("sliding_attention")
+        self.vocabulary, self.size = len(head), int(head.itemsize)
+        self.tied = head is model.get_input_embeddings().weight
+        self.learnt: int = max(p.itemsize for p in learning)
+        self.adapted = is_adapted(model)
+        self.weights: int = sum(p.nbytes for p in every)
+        self.every: int = sum(p.numel() for p in every)
+        self.learning: int = sum(p.numel() for p in learning)
+        self.decoder: int = sum(p.numel() for p in getattr(decoder, "layers", decoder).parameters())
+        self.tower: int = sum(p.numel() for p in family.vision_parameters(model))
+        self.vision = depth and depth * Block(vision).saved(self.size, own=False)
 
     @property
     def head(self) -> int:
@@ -337,7 +313,7 @@ def make_plan(recipe: Recipe, gpus: int = 1, sharded: bool = False, heard: int |
     policy, method = Policy(loaded, settings), make_method(recipe.method.name, **recipe.method.options)
     policy.cache = None  # so that no image is encoded
     at = Lengths.of(recipe, method, policy, -(-recipe.learner.groups_per_step // gpus), heard)
-    shapes, notes = Shapes.of(policy.model, loaded.family), list[str]()
+    shapes, notes = Shapes(policy.model, loaded.family), list[str]()
     held = _states(recipe, method, shapes)
     if not settings.train_vision:
         features = sum(at.shown) * shapes.layer.hidden * shapes.size
@@ -510,7 +486,7 @@ def engine_lines(recipe: Recipe, engine: EngineConfig, config: Mapping[str, Any]
     sees = getattr(settings, "vision_config", None) is not None
     with torch.device("meta"):
         model: Any = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_config(settings)
-    at, size = Shapes.of(model, family_of(model)), 2 if policy.dtype == "bfloat16" else 4
+    at, size = Shapes(model, family_of(model)), 2 if policy.dtype == "bfloat16" else 4
     learning = at.every if policy.train_vision else at.every - at.tower
     if policy.lora is not None:
         linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
