@@ -238,7 +238,7 @@ def measure_samples(
         raise DataError(
             f"runs of one task need the same problems; {len(differing)} differ, such as {differing[0]}"
         )
-    table = SampleTable.from_samples(samples, order, boxes, headline, errors)
+    table = SampleTable(samples, order, boxes, headline, errors)
     found: dict[str, Statistic] = {
         name: statistic
         for name, statistic in statistics(table).items()

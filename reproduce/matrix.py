@@ -119,7 +119,7 @@ def judgings(
     """
     found = {}
     for generator, rows in samples.items():
-        table = SampleTable.from_samples(rows, target_boxes=None, headline="soft")
+        table = SampleTable(rows, target_boxes=None, headline="soft")
         for verifier in verifiers:
             score = table.scores.get(verifier, np.full(table.correct.shape, np.nan))
             statistics = ranking_statistics(score, table.correct)

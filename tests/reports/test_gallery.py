@@ -74,7 +74,7 @@ def folder(tmp_path: Path) -> Path:
 def by_category(
     samples: list[StoredSample], categories: dict[str, dict[str, list[str]]] = CATEGORIES
 ) -> dict[str, Any]:
-    table = SampleTable.from_samples(samples)
+    table = SampleTable(samples)
     return turns_by_category(table, columns_of([categories.get(p, {}) for p in table.problems]))
 
 

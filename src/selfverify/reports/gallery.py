@@ -99,7 +99,7 @@ def gallery(run: RunData, images: PageImages) -> list[Shown]:
             run.leave_out("gallery", "None of the gallery's problems is among the stored samples.")
         return []
     shown = [sample for sample in samples if sample.problem in entries]
-    table, grouped = SampleTable.from_samples(shown), by_problem(shown)
+    table, grouped = SampleTable(shown), by_problem(shown)
     keys = table.keys if table.boxes is None else cluster_boxes(table.boxes)[0]
     vote, best = elect(keys, np.ones(keys.shape)), best_weights(table.scores[run.reading])
     if CORRECT_1 in table.rewards:
