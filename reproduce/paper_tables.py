@@ -26,7 +26,7 @@ from selfverify.core.problem import Problem
 from selfverify.evaluation.breakdown import Columns, columns_of
 from selfverify.evaluation.evaluate import HeldOut
 from selfverify.evaluation.metrics import HEADLINE
-from selfverify.evaluation.samples import CORRECT_1, STORES, StoredSample, find_store, read_samples
+from selfverify.evaluation.samples import CORRECT_1, STORES, find_store, read_samples
 from selfverify.experiments.registry import make_task
 from selfverify.reports.run_data import read_json
 from selfverify.selection.strategies import STRATEGIES, find_strategy
@@ -93,7 +93,6 @@ _SAME = ("task", "temperature", "top_p", "max_new_tokens", "split")
 """Settings of an evaluation that rows of one benchmark share."""
 
 
-@dataclass(frozen=True, slots=True)
 class MeasuredStore:
     """One store.
 
@@ -101,32 +100,25 @@ class MeasuredStore:
         method: The row that it belongs to.
         benchmark: What was measured.
         store: The file.
+
+    Attributes:
         header: Its settings.
         samples: What is stored.
-    """
-
-    method: str
-    benchmark: str
-    store: Path
-    header: dict[str, Any]
-    samples: list[StoredSample]
-
-
-def read_store(method: str, benchmark: str, store: Path) -> MeasuredStore:
-    """Read a store.
 
     Raises:
         DataError: It holds no samples, or its header lacks settings.
     """
-    header, samples = read_samples(store)
-    if not samples:
-        raise DataError(f"{store} holds no samples yet: run its evaluation again, which goes on")
-    if missing := [name for name in ("task_options", *_SAME) if name not in header]:
-        raise DataError(
-            f"{store}: its header has no {missing[0]!r}; it was made with another version, or is no "
-            "evaluation's: run it again"
-        )
-    return MeasuredStore(method, benchmark, store, header, samples)
+
+    def __init__(self, method: str, benchmark: str, store: Path) -> None:
+        self.method, self.benchmark, self.store = method, benchmark, store
+        self.header, self.samples = read_samples(store)
+        if not self.samples:
+            raise DataError(f"{store} holds no samples yet: run its evaluation again, which goes on")
+        if missing := [name for name in ("task_options", *_SAME) if name not in self.header]:
+            raise DataError(
+                f"{store}: its header has no {missing[0]!r}; it was made with another version, or is no "
+                "evaluation's: run it again"
+            )
 
 
 def refuse_different(benchmark: str, measured: Sequence[MeasuredStore]) -> None:
@@ -240,7 +232,7 @@ def paper_tables(rows: Sequence[str], asked: Asked) -> PaperTables:
     found, known = PaperTables(), set[str]()
     sources = run_sources(rows)
     for benchmark in dict.fromkeys(of for _, of, _ in sources):
-        measured = [read_store(*source) for source in sources if source[1] == benchmark]
+        measured = [MeasuredStore(*source) for source in sources if source[1] == benchmark]
         refuse_different(benchmark, measured)
         for one in measured:
             single = bool(asked.sizes)
