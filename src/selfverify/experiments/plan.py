@@ -148,11 +148,22 @@ class Shapes:
         return self.work(tokens, sum(p * p + rows * own * (p + own) for p in prompts))
 
 
-@dataclass(frozen=True, slots=True)
 class Lengths:
     """The prompts and conversations of one step on one GPU.
 
+    A few problems are drawn; conversations go on to the recipe's limits, or are as long as demonstrated.
+
     Args:
+        recipe: The recipe.
+        method: Its method.
+        policy: Encodes the prompts.
+        groups: How many problems the step has.
+        heard: The tokens of what an environment says at a time.
+
+    Raises:
+        DataError: The task cannot make its problems.
+
+    Attributes:
         prompts: The tokens of each prompt.
         shown: The placeholders of each prompt's images.
         patches: The patches of each prompt's images, which pass through the tower.
@@ -162,58 +173,41 @@ class Lengths:
         stated: Where the lengths come from, in words for people.
     """
 
-    prompts: list[int]
-    shown: list[int]
-    patches: list[int]
-    group_size: int
-    own: int
-    said: int
-    stated: str
-
-    @classmethod
-    def of(cls, recipe: Recipe, method: Method, policy: Policy, groups: int, heard: int | None) -> Lengths:
-        """Draw a few problems; conversations go on to the recipe's limits, or are as long as demonstrated.
-
-        Args:
-            recipe: The recipe.
-            method: Its method.
-            policy: Encodes the prompts.
-            groups: How many problems the step has.
-            heard: The tokens of what an environment says at a time.
-
-        Raises:
-            DataError: The task cannot make its problems.
-        """
+    def __init__(
+        self, recipe: Recipe, method: Method, policy: Policy, groups: int, heard: int | None
+    ) -> None:
         task = recipe_task(recipe)
         task.set_coordinate_space(policy.coordinate_space)
         problems = [task.problem("train", recipe.seed, i) for i in range(min(groups, MOST))]
         drawn = [policy.encoder.prompt(problem) for problem in problems]
         prompts = [*islice(cycle(drawn), groups)]
-        shown = [sum(image.placeholders for image in prompt.images) for prompt in prompts]
-        sizes = [len(prompt.ids) for prompt in prompts], shown, [_patches(policy, p) for p in prompts]
-        stated = f"{len(drawn)} problems of {task.name} were drawn"
+        self.prompts = [len(prompt.ids) for prompt in prompts]
+        self.shown = [sum(image.placeholders for image in prompt.images) for prompt in prompts]
+        self.patches = [_patches(policy, prompt) for prompt in prompts]
+        self.stated = f"{len(drawn)} problems of {task.name} were drawn"
         if not samples(recipe, method):
             seeds = [*range(len(problems))]
             made = method.rollout(policy, task, problems, seeds, recipe.sampling)
             told = [t for group in made.groups for t in group.trajectories]
-            own = max(len(t.tokens) for t in told)
-            rows = max(len(group.trajectories) for group in made.groups)
-            return cls(*sizes, rows, own, own, f"{stated}, with their demonstrations")
+            self.own = self.said = max(len(t.tokens) for t in told)
+            self.group_size = max(len(group.trajectories) for group in made.groups)
+            self.stated += ", with their demonstrations"
+            return
         limits = method.limits or task.limits
         begins = any(problem.environment_begins for problem in problems)
         words = recipe.method.options.get("second_turn")
         if heard is None and words is not None and not begins:
             asked = Problem("planned", user_turn("", 0))
             heard = len(ReplyEncoder(policy.encoder).encode(asked, Observation(words), 1).tokens)
-        stated += f", conversations go on to sampling.max_new_tokens in each of {limits.turns} turns"
+        self.stated += f", conversations go on to sampling.max_new_tokens in each of {limits.turns} turns"
         if heard is None and (begins or limits.turns > 1):
-            stated += ", and what their environment says is NOT counted: say how long it is"
-        said = limits.turns * recipe.sampling.max_new_tokens
-        own = said + (heard or 0) * (limits.turns - 1 + begins)
+            self.stated += ", and what their environment says is NOT counted: say how long it is"
+        self.group_size = recipe.sampling.group_size
+        self.said = limits.turns * recipe.sampling.max_new_tokens
+        self.own = whole = self.said + (heard or 0) * (limits.turns - 1 + begins)
         if limits.tokens is not None:
-            whole, own = own, min(own, max(limits.tokens - min(sizes[0]), 1))
-            said = said * own // whole
-        return cls(*sizes, recipe.sampling.group_size, own, said, stated)
+            self.own = min(whole, max(limits.tokens - min(self.prompts), 1))
+            self.said = self.said * self.own // whole
 
 
 def samples(recipe: Recipe, method: Method) -> bool:
@@ -312,7 +306,7 @@ def make_plan(recipe: Recipe, gpus: int = 1, sharded: bool = False, heard: int |
         loaded = load_structure(settings)
     policy, method = Policy(loaded, settings), make_method(recipe.method.name, **recipe.method.options)
     policy.cache = None  # so that no image is encoded
-    at = Lengths.of(recipe, method, policy, -(-recipe.learner.groups_per_step // gpus), heard)
+    at = Lengths(recipe, method, policy, -(-recipe.learner.groups_per_step // gpus), heard)
     shapes, notes = Shapes(policy.model, loaded.family), list[str]()
     held = _states(recipe, method, shapes)
     if not settings.train_vision:
