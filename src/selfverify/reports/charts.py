@@ -490,6 +490,10 @@ def scores(runs: Sequence[RunData]) -> Iterator[Chart]:
                 run.leave_out("scores", f"The samples {stage} training carry no soft scores.")
 
 
+SECTIONS = (accuracy, stopping, turns, training, conversations, signal, scores)
+"""What a page draws, by the functions' names."""
+
+
 def _title(runs: Sequence[RunData], run: RunData, text: str) -> str:
     """Return a chart's title; with several runs it begins with the run's name."""
     return text if len(runs) == 1 else f"{run.name}: {text[0].lower()}{text[1:]}"

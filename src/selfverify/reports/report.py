@@ -98,13 +98,7 @@ def write_report(
         comparison=comparison(runs) if len(runs) > 1 else [],
         small="small" if len(runs) == 1 else "",
         stages=STAGE_TITLES,
-        accuracy=list(charts.accuracy(runs)),
-        stopping=list(charts.stopping(runs)),
-        turns=list(charts.turns(runs)),
-        training=list(charts.training(runs)),
-        conversations=list(charts.conversations(runs)),
-        signal=list(charts.signal(runs)),
-        scores=list(charts.scores(runs)),
+        **{draw.__name__: list(draw(runs)) for draw in charts.SECTIONS},
         kinds={kind: title for kind, (title, _) in KINDS.items()},
     )
 
