@@ -26,6 +26,7 @@ from selfverify.cli.options import (
 )
 from selfverify.connectors.pool import EnvironmentServerConfig
 from selfverify.core.config import CommandConfig, Seed
+from selfverify.core.errors import ConfigError, needs
 from selfverify.experiments.command_config import AgentSessionConfig, TeacherConfig
 
 if TYPE_CHECKING:
@@ -147,12 +148,8 @@ def run(settings: AgentSessionConfig) -> None:
 
     - `selfverify agent run "Set an alarm for 7:30" --server http://127.0.0.1:8000 --model Qwen/Qwen3-8B`
     """
-    from selfverify.core.errors import ConfigError
-
-    try:
+    with needs("`agent run` needs", "serve"):
         from selfverify.experiments.agent_session import run_agent
-    except ImportError as error:
-        raise ConfigError(f"`agent run` needs: pip install 'selfverify[serve]' ({error})") from None
     task = _task(settings.task.environment, settings.options())
     session = run_agent(task, settings, watch_begin, watch_turn)
     told(session)
@@ -209,7 +206,6 @@ def _task(name: str, options: Mapping[str, Any]) -> AgentTask:
         ConfigError: There is no such task, or it has no environment.
     """
     from selfverify.agents.task import AgentTask
-    from selfverify.core.errors import ConfigError
     from selfverify.experiments.registry import make_task
 
     task = make_task(name, **options)
