@@ -30,6 +30,7 @@ import typer
 from annotated_types import Ge, Le
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -44,23 +45,18 @@ if TYPE_CHECKING:
     from selfverify.evaluation.headline import Headline
 
 
-OptionOf = Callable[[Sequence[int | str]], str | None]
-"""Returns the option, as it is typed, of the setting at a place; None where there is none."""
-
-
 def file_field(model: type[BaseModel]) -> str | None:
     """Return the field of a model that names a settings file; None where it takes none."""
     return next((name for name, field in model.model_fields.items() if is_marked(field, SETTINGS_FILE)), None)
 
 
-def with_file(model: type[BaseModel], path: Path, typed: Mapping[str, Any], option_of: OptionOf) -> BaseModel:
+def with_file(model: type[BaseModel], path: Path, typed: Mapping[str, Any]) -> BaseModel:
     """Return the settings in a file, with those that were typed laid over them.
 
     Args:
         model: The settings' model.
         path: The file.
         typed: The values that were typed, in the model's sections.
-        option_of: Names options in messages.
 
     Raises:
         ConfigError: The file cannot be read, or settings do not fit. There is a line for each fault, which
@@ -75,10 +71,8 @@ def with_file(model: type[BaseModel], path: Path, typed: Mapping[str, Any], opti
     except ValidationError as error:
         faults = []
         for fault in error.errors(include_url=False):
-            if _is_typed(fault["loc"], typed):
-                faults.append(f"{option_of(fault['loc'])}: {reason(fault)}")
-            else:
-                faults += document.complaints([fault], model)
+            is_typed = _is_typed(fault["loc"], typed)
+            faults += [_complaint(model, fault)] if is_typed else document.complaints([fault], model)
         raise ConfigError("\n".join(faults)) from None
 
 
@@ -239,16 +233,18 @@ def _validated(model: type[BaseModel], values: dict[str, Any], given: set[str]) 
     own = file_field(model)
     if own and values[own] is not None:
         typed = _nested(model, {name: value for name, value in values.items() if name in given})
-        return with_file(model, values[own], typed, lambda place: _option(_named(model, place) or ""))
+        return with_file(model, values[own], typed)
     try:
         return model.model_validate(_nested(model, values))
     except ValidationError as error:
-        faults = []
-        for fault in error.errors(include_url=False):
-            name = _named(model, fault["loc"])
-            said = _spelled(reason(fault), model)
-            faults.append(said if name is None else f"{_option(name)}: {said}")
+        faults = (_complaint(model, fault) for fault in error.errors(include_url=False))
         raise ConfigError("\n".join(faults)) from None
+
+
+def _complaint(model: type[BaseModel], fault: ErrorDetails) -> str:
+    """Return what is wrong with an option, which is named as it is typed."""
+    name, said = _named(model, fault["loc"]), _spelled(reason(fault), model)
+    return said if name is None else f"{_option(name)}: {said}"
 
 
 def _nested(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
