@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -145,7 +146,7 @@ def _templates() -> Environment:
     )  # fmt: skip
     made.filters |= {
         "answer": answer_text, "call": call_text, "cell": _cell, "percent": percent, "points": points,
-        "short": _short, "signed": signed, "with_code": _with_code,
+        "short": partial(shortened, room=_LONGEST), "signed": signed, "with_code": _with_code,
     }  # fmt: skip
     return made
 
@@ -154,10 +155,6 @@ def sentence(run: RunData) -> Markup:
     """Return what happened in one sentence with figures, as HTML."""
     told = _templates().get_template("sentence.j2").render(run=run, stages=STAGE_TITLES, readings=READINGS)
     return Markup(re.sub(r"[ \n]+", " ", told).strip())
-
-
-def _short(text: str) -> str:
-    return shortened(text, _LONGEST)
 
 
 def _with_code(text: str) -> Markup:
