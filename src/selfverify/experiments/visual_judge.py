@@ -19,6 +19,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -170,9 +171,9 @@ class Verdicts:
         self.known: dict[int, bool | None] = {}
         self._store: JsonlStore | None = None
         if settings is not None:
-            self._store, self.known = open_journal(path, OnAnswer, settings, brief=_right)
+            self._store, self.known = open_journal(path, OnAnswer, settings, brief=attrgetter("right"))
         elif path.is_file():
-            _, self.known = read_journal(path, OnAnswer, brief=_right)
+            _, self.known = read_journal(path, OnAnswer, brief=attrgetter("right"))
         else:
             raise ConfigError(f"{path.parent} has no {path.name}; `selfverify visual judge` makes it")
 
@@ -194,10 +195,6 @@ class Verdicts:
             return "the model that judged the answer said neither right nor wrong"
         trace.rewards, trace.decider = trace.rewards | {"correct": float(right)}, "judge"
         return ""
-
-
-def _right(row: OnAnswer) -> bool | None:
-    return row.right
 
 
 @dataclass(slots=True)
