@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from selfverify.agents.reward import AgentRecord
     from selfverify.agents.task import AgentTask
     from selfverify.connectors.pool import Factory
-    from selfverify.core.problem import Problem
     from selfverify.experiments.agent_session import AgentRun
 
 
@@ -151,7 +150,8 @@ def run(settings: AgentSessionConfig) -> None:
     with needs("`agent run` needs", "serve"):
         from selfverify.experiments.agent_session import run_agent
     task = _task(settings.task.environment, settings.options())
-    session = run_agent(task, settings, watch_begin, watch_turn)
+    asked = Text("asked: ", "bold")
+    session = run_agent(task, settings, lambda problem: _print(asked, problem.meta["question"]), watch_turn)
     told(session)
     if session.error is not None:
         raise session.error
@@ -218,11 +218,6 @@ MOST_LINES = 6
 """Lines of a screen that are shown."""
 WIDEST = 300
 """Characters of a line that are shown."""
-
-
-def watch_begin(problem: Problem) -> None:
-    """Say what is asked."""
-    _print(Text("asked: ", "bold"), problem.meta["question"])
 
 
 def watch_turn(turn: int, worked: AgentRecord, said: str, reply: str) -> None:
