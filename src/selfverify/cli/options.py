@@ -6,7 +6,8 @@ repeated. A field of a nested model is an option, too, so that names must be uni
 field with ``json_schema_extra={"option": "stop_looking"}`` is ``--stop-looking``, also where its own name
 differs. A field with ``json_schema_extra={"argument": True}`` is an argument instead.
 
-A model takes settings files if it has a field with `SETTINGS_FILE`, which becomes the option that names one:
+A model takes settings files if it has a field with ``json_schema_extra={"settings_file": True}``, which
+becomes the option that names one:
 a YAML file with the model's sections and all other options. Typed options win over the file, the file over
 defaults; every flag then has an opposite, so that it can be typed against the file.
 
@@ -35,7 +36,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from selfverify.core.config import SETTINGS_FILE, is_marked, option_name
 from selfverify.core.errors import ConfigError
 from selfverify.core.policy_config import is_saved_model, is_served
 from selfverify.experiments.recipe import RECIPE_FILE
@@ -45,9 +45,20 @@ if TYPE_CHECKING:
     from selfverify.evaluation.headline import Headline
 
 
+def _extra(field: FieldInfo, name: str) -> Any:
+    """Return what a field says in its ``json_schema_extra``; None where it says nothing."""
+    extra = field.json_schema_extra
+    return extra.get(name) if isinstance(extra, dict) else None
+
+
+def option_name(name: str, field: FieldInfo) -> str:
+    """Return the name of the option for a field: the field's own, or one that it gives."""
+    return str(_extra(field, "option") or name)
+
+
 def file_field(model: type[BaseModel]) -> str | None:
     """Return the field of a model that names a settings file; None where it takes none."""
-    return next((name for name, field in model.model_fields.items() if is_marked(field, SETTINGS_FILE)), None)
+    return next((name for name, field in model.model_fields.items() if _extra(field, "settings_file")), None)
 
 
 def with_file(model: type[BaseModel], path: Path, typed: Mapping[str, Any]) -> BaseModel:
@@ -204,8 +215,7 @@ def _parameter(
     default = inspect.Parameter.empty if required else field.get_default(call_default_factory=True)
     if get_origin(kind) is list:
         kind, default = kind | None, default or None
-    extra = field.json_schema_extra
-    if isinstance(extra, dict) and extra.get("argument"):
+    if _extra(field, "argument"):
         declared: Any = typer.Argument(help=said)
     else:
         least = next((bound.ge for bound in field.metadata if isinstance(bound, Ge)), None)
