@@ -131,13 +131,8 @@ def by_problem(looked: CappedArrays, found: Mapping[str, StopOutcome]) -> dict[s
     made = {}
     counts = np.bincount(looked.problem, minlength=looked.problems)
     for name, outcome in found.items():
-        values = (outcome.right, outcome.steps, outcome.visual, outcome.seen, outcome.early, outcome.late)
-        known = {
-            str(column.key): np.bincount(looked.problem, one, minlength=looked.problems) / counts
-            for column, one in zip(COLUMNS, values, strict=True)
-            if one is not None
-        }
-        made[name] = RowOfSeed([*looked.names], known)
+        sums = {key: np.bincount(looked.problem, one, looked.problems) for key, one in outcome.items()}
+        made[name] = RowOfSeed([*looked.names], {key: one / counts for key, one in sums.items()})
     return made
 
 
