@@ -18,7 +18,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
-from reproduce.looking_gains import PROBLEMS, by_problem, capped, epsilons_of, gains, seed_of
+from reproduce.looking_gains import PROBLEMS, StudySeed, by_problem, capped, epsilons_of, gains
 from selfverify.core.jsonl_store import read_journal
 from selfverify.evaluation.visual_metrics import (
     CappedProblem,
@@ -104,7 +104,7 @@ def with_rivals(run: Path, study: Path, problems: int = PROBLEMS) -> dict[str, A
         study: The folder in which the conversations are kept.
         problems: Test problems.
     """
-    seed, folder = seed_of(run, {}), study / "shown"
+    seed, folder = StudySeed(run, {}), study / "shown"
     looked = capped(seed, folder, problems)
     known, rows = (
         read_journal(place / CAP_FILE.format(split=split), CappedProblem)[1]

@@ -22,7 +22,7 @@ from selfverify.evaluation.metrics import SampleTable, summarise
 from selfverify.evaluation.samples import CORRECT_1, StoredSample
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.reports.charts import PALETTE, Bubble, draw_bubbles
+from selfverify.reports.charts import PALETTE, draw_bubbles
 from selfverify.reports.film import PageImages
 from selfverify.reports.gallery import gallery, places
 from selfverify.reports.report import write_report
@@ -74,7 +74,7 @@ def folder(tmp_path: Path) -> Path:
 def by_category(
     samples: list[StoredSample], categories: dict[str, dict[str, list[str]]] = CATEGORIES
 ) -> dict[str, Any]:
-    table = SampleTable.from_samples(samples)
+    table = SampleTable(samples)
     return turns_by_category(table, columns_of([categories.get(p, {}) for p in table.problems]))
 
 
@@ -136,7 +136,7 @@ def test_curves_are_of_validation_problems_where_they_were_measured_often(folder
 def test_ticks_say_where_they_are() -> None:
     """Also between whole percents, where few of them are shown."""
     axes = Figure().subplots()
-    draw_bubbles(axes, [Bubble("ours", PALETTE["best"], 0.16, 0.2)], "Bubbles")
+    draw_bubbles(axes, [("ours", PALETTE["best"], 0.16, 0.2)], "Bubbles")
     axes.set_xlim(0.15, 0.17)
     axes.set_ylim(0.13, 0.152)
     for axis in (axes.xaxis, axes.yaxis):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -98,13 +99,7 @@ def write_report(
         comparison=comparison(runs) if len(runs) > 1 else [],
         small="small" if len(runs) == 1 else "",
         stages=STAGE_TITLES,
-        accuracy=list(charts.accuracy(runs)),
-        stopping=list(charts.stopping(runs)),
-        turns=list(charts.turns(runs)),
-        training=list(charts.training(runs)),
-        conversations=list(charts.conversations(runs)),
-        signal=list(charts.signal(runs)),
-        scores=list(charts.scores(runs)),
+        **{draw.__name__: list(draw(runs)) for draw in charts.SECTIONS},
         kinds={kind: title for kind, (title, _) in KINDS.items()},
     )
 
@@ -151,7 +146,7 @@ def _templates() -> Environment:
     )  # fmt: skip
     made.filters |= {
         "answer": answer_text, "call": call_text, "cell": _cell, "percent": percent, "points": points,
-        "short": _short, "signed": signed, "with_code": _with_code,
+        "short": partial(shortened, room=_LONGEST), "signed": signed, "with_code": _with_code,
     }  # fmt: skip
     return made
 
@@ -160,10 +155,6 @@ def sentence(run: RunData) -> Markup:
     """Return what happened in one sentence with figures, as HTML."""
     told = _templates().get_template("sentence.j2").render(run=run, stages=STAGE_TITLES, readings=READINGS)
     return Markup(re.sub(r"[ \n]+", " ", told).strip())
-
-
-def _short(text: str) -> str:
-    return shortened(text, _LONGEST)
 
 
 def _with_code(text: str) -> Markup:

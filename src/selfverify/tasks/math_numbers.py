@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
@@ -21,9 +21,7 @@ from ruamel.yaml import YAML
 Exact = Fraction | float
 """A Fraction is exact; a float stands for an irrational number, and NaN for what has no value."""
 
-TABLES: dict[str, Any] = YAML(typ="safe").load(
-    (files("selfverify.tasks") / "math_tables.yaml").read_text("utf-8")
-)
+TABLES: dict[str, Any] = YAML(typ="safe").load(Path(__file__).with_name("math_tables.yaml"))
 """The characters, commands, words and units by which answers are read."""
 _TOKEN = re.compile(
     r"(?P<clock>(?<![\d:.])(?:(?:[01]?\d|2[0-3])(?::[0-5]\d){1,2}(?![\d:])(?:\s*[AaPp]\.?\s*[Mm](?![A-Za-z])\.?)?"
