@@ -27,7 +27,6 @@ from selfverify.reports.run_data import (
     STAGES,
     RunData,
     comparison,
-    load_run,
     percent,
     points,
     table,
@@ -67,7 +66,7 @@ def write_report(
     folders = [run_dirs] if isinstance(run_dirs, (str, Path)) else list(run_dirs)
     if not folders:
         raise DataError("a report needs at least one run")
-    runs = [load_run(Path(folder)) for folder in folders]
+    runs = [RunData(Path(folder)) for folder in folders]
     names = [run.name for run in runs]
     for index, (run, folder) in enumerate(zip(runs, folders, strict=True)):
         run.colour = charts.RUN_COLOURS[index % len(charts.RUN_COLOURS)]
@@ -168,7 +167,7 @@ def write_overview(run_dir: str | Path, png_path: str | Path) -> Path:
     Raises:
         DataError: The run has neither summaries with curves nor stored samples.
     """
-    run = load_run(Path(run_dir))
+    run = RunData(Path(run_dir))
     curves, scores = [], []
     for stage in STAGES:
         if found := run.summaries.get(stage, {}).get("curves"):
