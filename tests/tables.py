@@ -5,6 +5,8 @@ Under the name of a test, a table has the test's parameters as its key and one c
     test_sums:
       one, other, sum:
       - [1, 2, 3]
+
+Cases with names of their own are a mapping from those to the rows.
 """
 
 from __future__ import annotations
@@ -29,5 +31,6 @@ def read_tables(path: Path) -> Any:
 def yaml_cases(test: Test) -> Test:
     """Run a test once for each case of its table; with several tables, for each combination."""
     for names, rows in read_tables(Path(inspect.getfile(test)).with_suffix(".yaml"))[test.__name__].items():
-        test = pytest.mark.parametrize(names, rows)(test)
+        named = rows if isinstance(rows, dict) else None
+        test = pytest.mark.parametrize(names, rows if named is None else named.values(), ids=named)(test)
     return test

@@ -34,23 +34,9 @@ from serving_servers import Body, FakeUpstream, ask, open_upstream, question, ta
 from tables import yaml_cases
 
 
-@pytest.mark.parametrize(
-    ("text", "answer", "score"),
-    [
-        (tagged("9", "0.8"), "9", 0.8),
-        ("<answer>9</answer>", "9", None),
-        ("<think>a<answer>9</answer>", None, None),  # malformed, as in training
-        ("<think>.</think><answer>9</answer><score>8</score>", "9", None),
-        ("9", "9", None),
-        ("9 <score>0.8</score>", "9", 0.8),
-        ("9 <score>0.8</score> and more", "9", None),
-        ("<think>hm</think> 9 <score>1</score>", "9", 1.0),
-        ("<score>0.8</score>", None, None),
-        ("", None, None),
-        ("x" * 3000, None, None),
-    ],
-)
+@yaml_cases
 def test_texts(text: str, answer: str | None, score: float | None) -> None:
+    text = text.replace("LONG", "x" * 3000)
     found = read_text(text)
     said = found.answer.strip() if found.answer else found.answer
     assert (said, found.score) == (answer, score)

@@ -24,6 +24,7 @@ from selfverify.core.jsonl_store import (
 from selfverify.data.preferences import FilterVerdict
 from selfverify.evaluation.visual_metrics import CappedProblem
 from selfverify.experiments.teaching import TaughtProblem
+from tables import yaml_cases
 
 SETTINGS = {"model": "tiny", "sampling": {"temperature": 1.0, "stop": ["</score>"]}}
 
@@ -86,22 +87,11 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
     assert "another path" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"{not json", b"[1]", b'{"index": 1}', b"\xff\xfe", b'{"a": NaN}', b"", b"[" * 100_000,
-        json.dumps(asdict(found(1)) | {"text": 5}).encode(),
-        json.dumps(asdict(found(1)) | {"index": "1"}).encode(),
-        json.dumps(asdict(found(1)) | {"scores": {"soft": "0.5"}}).encode(),
-        json.dumps(asdict(found(1)) | {"scores": {"soft": float("nan")}}).encode(),
-        json.dumps(asdict(found(1)) | {"more": 1}).encode(),
-        json.dumps(asdict(found(0))).encode(),
-    ],
-)  # fmt: skip
-def test_a_corrupt_line_is_named(tmp_path: Path, line: bytes) -> None:
+@yaml_cases
+def test_a_corrupt_line_is_named(tmp_path: Path, line: str) -> None:
     path = fill(tmp_path / "j.jsonl", 0, 1, 2)
     lines = path.read_bytes().split(b"\n")
-    lines[2] = line
+    lines[2] = line.replace("DEEP", "[" * 100_000).encode("latin-1")
     path.write_bytes(b"\n".join(lines))
     for open_it in (lambda: read_journal(path, Found), lambda: open_journal(path, Found, SETTINGS)):
         with pytest.raises(DataError, match=r"j\.jsonl, line 3: "):
@@ -109,20 +99,13 @@ def test_a_corrupt_line_is_named(tmp_path: Path, line: bytes) -> None:
     assert path.read_bytes() == b"\n".join(lines)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"my thesis", b'{"step": 1}\n', b"hello\n", b"[1]\n",
-        b'{"rows": "Other", "format": 1, "settings": {}}\n',
-        b'{"rows": "Found", "format": 2, "settings": {}}\n',
-    ],
-)  # fmt: skip
-def test_somebody_elses_file_is_not_overwritten(tmp_path: Path, content: bytes) -> None:
+@yaml_cases
+def test_somebody_elses_file_is_not_overwritten(tmp_path: Path, content: str) -> None:
     path = tmp_path / "notes.txt"
-    path.write_bytes(content)
+    path.write_text(content)
     with pytest.raises(DataError, match="line 1: not"):
         open_journal(path, Found, SETTINGS)
-    assert path.read_bytes() == content
+    assert path.read_text() == content
 
 
 def test_what_json_cannot_hold_is_refused_and_nothing_written(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfverify.objectives import group_advantage
+from tables import yaml_cases
 
 REWARDS = st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=9)
 
@@ -49,17 +50,7 @@ def test_an_unscored_reward_counts_as_invalid():
     torch.testing.assert_close(advantage, torch.tensor([0.0, 0.5**0.5, -(0.5**0.5)]))
 
 
-@pytest.mark.parametrize(
-    ("rewards", "valid"),
-    [
-        ([1.0, 1.0, 1.0], None),
-        ([0.1 + 0.2, 0.3, 0.3], None),  # 0.30000000000000004 and 0.3
-        ([0.3 - 0.3, 0.1 + 0.2 - 0.3], None),  # 0 and 5.6e-17
-        ([1.0, 0.0], [True, False]),
-        ([1.0, 0.0], [False, False]),
-        ([1.0], None),
-    ],
-)
+@yaml_cases
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_nothing_to_compare_is_exactly_zero(rewards, valid, dtype):
     valid = None if valid is None else torch.tensor(valid)

@@ -14,6 +14,7 @@ from selfverify.objectives import (
     surrogate,
     token_weights,
 )
+from tables import yaml_cases
 
 
 def logs(*ratios):
@@ -194,19 +195,7 @@ IDS = torch.tensor([[0, 0, 0, 1], [0, 1, -1, -1], [-1, -1, -1, -1]])
 """Three answer tokens and a score token; one and one; a trajectory with nothing to train."""
 
 
-@pytest.mark.parametrize(
-    ("denominator", "first", "second"),
-    [
-        # 4 and 2 trained tokens, 2 trajectories that have any: 1/(4*2) and 1/(2*2).
-        ("sequence", [0.125] * 4, 0.25),
-        # First: 3 answer tokens and 1 score token, 1/(3*2) and 1/(1*2). Second: .5 and .5.
-        ("channel", [1 / 6, 1 / 6, 1 / 6, 0.5], 0.5),
-        # 6 trained tokens.
-        ("batch", [1 / 6] * 4, 1 / 6),
-        # 2 trajectories have trained tokens: 1/2 each, so that a long trajectory weighs more.
-        ("trajectory", [0.5] * 4, 0.5),
-    ],
-)
+@yaml_cases
 def test_denominators_by_hand(denominator, first, second):
     weights = token_weights(IDS, torch.ones(IDS.shape), denominator)
     torch.testing.assert_close(weights, torch.tensor([first, [second, second, 0.0, 0.0], [0.0] * 4]))

@@ -20,73 +20,17 @@ from selfverify.policy.observation_encoding import ReplyEncoder, without_written
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.tool_calls import read_calls
+from tables import read_tables, yaml_cases
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "zoom",
-            "description": "Shows a part.",
-            "parameters": {"type": "object", "properties": {"factor": {"type": "integer"}}},
-        },
-    }
-]
-PARTS = """
-{%- macro parts(content) -%}
-  {%- if content is string %}{{ content }}{% else %}{% for part in content -%}
-    {%- if part.type == 'image' -%} <|vision_start|><|image_pad|><|vision_end|>
-    {%- else %}{{ part.text }}{% endif -%}
-  {%- endfor %}{% endif -%}
-{%- endmacro -%}
-{%- if tools -%}
-  {{- '<|im_start|>system\n# Tools\n<tools>' -}}
-  {%- for tool in tools %}{{ '\n' }}{{ tool | tojson }}{% endfor -%}
-  {{- '\n</tools>\nCall them as <tool_call>{...}</tool_call>.<|im_end|>\n' -}}
-{%- endif -%}
-"""
-PROMPT = "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}"
-HERMES = (
-    PARTS
-    + """
-{%- for m in messages -%}
-  {%- if m.role == 'tool' -%}
-    {{- '<|im_start|>tool\n<tool_response>\n' }}{{ parts(m.content) }}{{ '\n</tool_response><|im_end|>\n' -}}
-  {%- else -%}
-    {{- '<|im_start|>' + m.role + '\n' }}{{ parts(m.content) }}{{ '<|im_end|>\n' -}}
-  {%- endif -%}
-{%- endfor -%}
-"""
-    + PROMPT
-)
+TABLES = read_tables(Path(__file__).with_suffix(".yaml"))
+TOOLS: list[dict[str, Any]] = TABLES["tools"]
+PARTS, ITSELF, TURNS, PROMPT = TABLES["templates"].values()
+HERMES = PARTS + ITSELF + PROMPT
 """Messages of tools have turns of their own."""
-TURNS = """
-{%- set ns = namespace(asked=-1) -%}
-{%- for m in messages %}{% if m.role == 'user' %}{% set ns.asked = loop.index0 %}{% endif %}{% endfor -%}
-{%- for m in messages -%}
-  {%- set content = parts(m.content) -%}
-  {%- if m.role == 'tool' -%}
-    {%- if messages[loop.index0 - 1].role != 'tool' %}{{ '<|im_start|>user' }}{% endif -%}
-    {{- '\n<tool_response>\n' }}{{ content }}{{ '\n</tool_response>' -}}
-    {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{ '<|im_end|>\n' }}{% endif -%}
-  {%- elif m.role != 'assistant' -%}
-    {{- '<|im_start|>' + m.role + '\n' + content + '<|im_end|>\n' -}}
-  {%- else -%}
-    {%- set answer = content.split('</think>')[-1].lstrip('\n') -%}
-    {%- set thoughts = content[:-(answer | length)] -%}
-    {{- '<|im_start|>assistant\n' -}}
-    {%- if loop.index0 > ns.asked %}{{ begin + (thoughts or empty) }}{% endif -%}
-    {{- answer + '<|im_end|>\n' -}}
-  {%- endif -%}
-{%- endfor -%}
-"""
 QWEN3 = "{%- set begin, empty = '', '' -%}" + PARTS + TURNS + PROMPT
 """Messages of tools are turns of the user; thoughts before the user's last turn are dropped."""
-THINKING = (
-    "{%- set begin, empty = '<think>\n', '\n</think>\n\n' -%}"
-    + PARTS
-    + TURNS
-    + PROMPT.replace("nt\n", "nt\n<think>\n")
-)
+BEGIN = r"{%- set begin, empty = '<think>\n', '\n</think>\n\n' -%}"
+THINKING = BEGIN + PARTS + TURNS + PROMPT.replace(r"nt\n", r"nt\n<think>\n")
 """The same of a model whose prompt begins its thoughts."""
 SAID = '<tool_call>\n{"name": "zoom", "arguments": {"factor": 2}}\n</tool_call>'
 
@@ -146,30 +90,19 @@ def test_tools_that_a_template_does_not_show_are_described_in_words(load_policy:
     assert told.index('"name": "zoom"') < told.index('<tool_call>\n{"name": "NAME"') < told.index("How many?")
 
 
-FAMILIES = {
-    "qwen2_5": "hermes", "qwen3": "hermes", "qwen3_instruct_2507": "hermes", "qwen3_vl": "hermes",
-    "qwen3_5_think": "xml", "qwen3_5_nothink": "xml", "qwen3_8": "xml", "llama3_1": "json",
-    "llama3_2": "json", "gemma4": "own", "gemma4_v5": "own", "qwen2_5_vl": None, "gemma": None,
-    "gemma3": None, "llava_next": None,
-}  # fmt: skip
-"""By template, as TRL ships them, the form in which the family writes calls; None where it shows no tools.
-
-Qwen3-Coder's is that of Qwen3.5, Qwen2-VL's that of Qwen2.5-VL."""
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_calls_of_each_family_are_read(family: str) -> None:
+@yaml_cases
+def test_calls_of_each_family_are_read(family: str, form: str | None) -> None:
     """As the family's own template writes them behind its own prompt."""
     trl = pytest.importorskip("trl")
     template = (Path(trl.__file__).parent / "chat_templates" / f"{family}.jinja").read_text("utf-8")
     asked = {"role": "user", "content": [{"type": "text", "text": "Look."}]}
-    asked = asked if FAMILIES[family] is None else {"role": "user", "content": "Look."}
+    asked = asked if form is None else {"role": "user", "content": "Look."}
     wanted = {"name": "zoom", "arguments": {"factor": 2}}
     called = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": wanted}]}
     given = {"tools": TOOLS, "chat_template": template, "bos_token": "<s>", "eos_token": "</s>"}
     [prompt], _ = render_jinja_template([[asked]], add_generation_prompt=True, **given)
-    assert ("zoom" in prompt) == (FAMILIES[family] is not None)
-    if FAMILIES[family] is None:
+    assert ("zoom" in prompt) == (form is not None)
+    if form is None:
         return
     [whole], _ = render_jinja_template([[asked, called]], **given)
     said = whole.removeprefix(prompt)
@@ -178,45 +111,20 @@ def test_calls_of_each_family_are_read(family: str) -> None:
         "hermes": '<tool_call>\n{"name": "zoom"', "xml": "<function=zoom>",
         "json": '"parameters": {"factor": 2}', "own": "<|tool_call>call:zoom{factor:2}",
     }  # fmt: skip
-    assert whole != prompt and marks[FAMILIES[family]] in said
-    if FAMILIES[family] == "own":  # its tokenizer brings a response template; without it the policy is told
+    assert whole != prompt and marks[form] in said
+    if form == "own":  # its tokenizer brings a response template; without it the policy is told
         assert "the tokenizer's response template" in read.error
     else:
         assert read.calls == [Call("zoom", {"factor": 2})]
 
 
-@pytest.mark.parametrize(
-    ("template", "role", "reason"),
-    [
-        (
-            "{% if messages[-1].role == 'tool' %}{{ raise_exception('who is that?') }}{% endif %}" + HERMES,
-            "tool",
-            "who is that?.*takes user, assistant and tool messages",
-        ),
-        (QWEN3.replace("{{ content }}", ""), "tool", "leaves the message out"),
-        # Behind a turn of the user it writes other thoughts than the policy has had.
-        (THINKING, "user", "writes other text before the answer"),
-        # A question and nothing else; another text before the answer; an error of the template's own.
-        (
-            "{{ messages[0]['role'] }}:{% if add_generation_prompt %}assistant:{% endif %}",
-            "user",
-            "cannot continue",
-        ),
-        (
-            "{{ messages | length }}{% for m in messages %}{{ m['content'][0]['text'] }}{% endfor %}",
-            "user",
-            "cannot continue",
-        ),
-        (
-            "{% if messages | length > 1 %}{{ raise_exception('one question only') }}{% endif %}user:",
-            "user",
-            "cannot continue",
-        ),
-    ],
-)
+@yaml_cases
 def test_a_template_that_cannot_go_on_is_refused(
     load_policy: Any, template: str, role: str, reason: str
 ) -> None:
+    whole = {"HERMES": HERMES, "MUTE": QWEN3.replace("{{ content }}", ""), "THINKING": THINKING}
+    for name, text in whole.items():
+        template = template.replace(name, text)
     policy = with_template(load_policy, template)
     tools = {"tools": TOOLS} if role == "tool" else {}
     problem = Problem("p", user_turn("How many?", images=0), **tools)  # type: ignore[arg-type]
@@ -224,28 +132,11 @@ def test_a_template_that_cannot_go_on_is_refused(
         ReplyEncoder(policy.encoder).encode(problem, Observation("Sure?", role=role), 1)
 
 
-RESPONSE: dict[str, Any] = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "reasoning_content": {"open": "<think>", "close": "</think>"},
-        "tool_calls": {
-            "open": "<tool_call>",
-            "close": "</tool_call>",
-            "repeats": True,
-            "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {"close": "<|im_end|>"},
-    },
-}
-
-
 @pytest.fixture
 def reading_policy(load_policy: Any) -> Policy:
     """Its tokenizer has a response template, and its prompt begins the thoughts."""
     policy = with_template(load_policy, THINKING)
-    policy.tokenizer.response_template = RESPONSE
+    policy.tokenizer.response_template = TABLES["response"]
     return policy
 
 
@@ -278,8 +169,8 @@ def test_what_a_response_template_cannot_read(reading_policy: Policy, text: str,
     assert len(found["error"]) <= 500
 
 
-EMPTY = "{% if enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
-OPTIONAL_THOUGHTS = QWEN3.replace("assistant\n' }}", "assistant\n' }}" + EMPTY)
+EMPTY = r"{% if enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+OPTIONAL_THOUGHTS = QWEN3.replace(r"assistant\n' }}", r"assistant\n' }}" + EMPTY)
 """As Qwen3's: told not to think, a prompt begins with empty thoughts, which earlier messages do not have."""
 
 

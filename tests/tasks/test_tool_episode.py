@@ -30,6 +30,7 @@ from selfverify.tasks.base import Task, Verdict, user_turn
 from selfverify.tasks.tool_calls import Tool, ToolError, tool
 from selfverify.tasks.tool_episode import ACTION, ToolEpisode
 from selfverify.trainer.batch import make_streams
+from tables import yaml_cases
 
 
 class Room(ToolEpisode):
@@ -193,22 +194,10 @@ def test_a_tool_that_ends(policy: Policy) -> None:
         assert made.parsed.answer == given and made.segments[2].parsed == made.parsed
 
 
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [
-        (call("jump"), "Error: there is no tool 'jump'; there are look, submit"),
-        (call("x" * 1000), f"Error: there is no tool '{'x' * 57}...'"),
-        (call("look"), "Error: the arguments of look do not fit: 'what'"),
-        (call("look", '{"what": "cat", "times": 0}'), "'times'"),
-        (call("look", '{"what": "cat", "self": 1}'), "'self'"),
-        (call("look", '{"what": "\\ud800"}'), "Error: the arguments of look do not fit"),
-        (LOOK[:-1] + "x", "Error: the tool call cannot be read: something other than </tool_call> follows"),
-        (LOOK + LOOK, "Error: 2 calls in one message, and at most 1 may be"),
-    ],
-)
+@yaml_cases
 def test_refused_calls(policy: Policy, said: str, told: str) -> None:
     """The policy is told why, nothing is carried out, and the conversation goes on."""
-    episode, made = hold(policy, said, RIGHT)
+    episode, made = hold(policy, said.replace("LOOK", LOOK).replace("LONG", "x" * 1000), RIGHT)
     [text] = shown(made)
     assert told in text and len(text) < 300 and episode.log == []
     assert made.rewards["tool_errors"] == 1.0 and made.rewards["tool_calls"] == 0.0

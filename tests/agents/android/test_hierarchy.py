@@ -7,6 +7,7 @@ import pytest
 from agents.android.hierarchies import SAID, hierarchy, view
 from selfverify.agents.android.screen import UnreadableScreen, read_hierarchy
 from selfverify.agents.tools import Box, Screen, describe
+from tables import yaml_cases
 
 SIZE = (1080, 2400)
 FULL = (0, 0, 1080, 2400)
@@ -181,26 +182,12 @@ def test_what_android_writes_wrongly_is_read() -> None:
         assert text == (shown,)
 
 
-@pytest.mark.parametrize(
-    ("dump", "message"),
-    [
-        (b"", "it is empty"),
-        (b"ERROR: could not get idle state.\n", "said 'ERROR: could not get idle state.'"),
-        (b"ERROR: null root node returned by UiTestAutomationBridge.", "null root node"),
-        (hierarchy(view("TextView", FULL, text="x"))[:-30].encode(), "broken XML"),
-        (b"<hierarchy><node></hierarchy>", "broken XML"),
-        (b'<?xml version="1.0"?><!DOCTYPE h [<!ENTITY a "b">]><hierarchy>&a;</hierarchy>', "document types"),
-        (b"<?xml version='1.0'?><html/>", "its root is <html>"),
-        (b"<hierarchy>" + b"<node/>" * 20_000 + b"</hierarchy>", "more than 20,000"),
-        (b"<hierarchy>" + b" " * 2**24 + b"</hierarchy>", "more than 16,777,216"),
-        (b"\xff\xfe<\x00h\x00", "gave no hierarchy"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_what_is_no_hierarchy_is_said(dump: bytes, message: str) -> None:
+@yaml_cases
+def test_what_is_no_hierarchy_is_said(dump: str, message: str) -> None:
     """Each says why."""
+    dump = dump.replace("NODES", "<node/>" * 20_000).replace("SPACES", " " * 2**24)
     with pytest.raises(UnreadableScreen, match=message):
-        read_hierarchy(dump, SIZE)
+        read_hierarchy(dump.encode("latin-1"), SIZE)
 
 
 @pytest.mark.parametrize("dump", [hierarchy(), hierarchy(view("View", FULL))])

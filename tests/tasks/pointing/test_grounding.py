@@ -30,19 +30,7 @@ from selfverify.tasks.tool_calls import read_json
 from tables import read_tables, yaml_cases
 
 
-@pytest.mark.parametrize(
-    ("space", "text", "iou"),
-    [
-        ((1000, 1000), '{"bbox_2d": [200, 400, 600, 800]}', 1.0),
-        ((1000, 1000), "(400,400),(800,800)", 1 / 3),  # [40, 20, 80, 40]: 400 of 1200
-        ((1000, 1000), "[200, 400, 2000, 800]", 1 / 2),  # clipped to [20, 20, 100, 40]: 800 of 1600
-        ((1000, 1000), "[-500, -500, 3000, 3000]", 0.16),  # the whole image: 800 of 5000
-        ((1000, 1000), "[20, 20, 60, 40]", 0.0),  # pixels where thousandths are meant
-        ((100, 50), "[20, 20, 60, 40]", 1.0),
-        ((112, 56), "[22.4, 22.4, 67.2, 44.8]", 1.0),  # the image resized to multiples of 28
-        ((112, 56), "[22.4, 22.4, 44.8, 44.8]", 1 / 2),
-    ],
-)
+@yaml_cases
 def test_reward_is_iou_in_pixels(space: tuple[int, int], text: str, iou: float) -> None:
     """The target is [20, 20, 60, 40], 800 pixels of an image of 100 x 50."""
     task = grounding(space=space)
