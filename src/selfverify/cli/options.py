@@ -80,7 +80,7 @@ def with_file(model: type[BaseModel], path: Path, typed: Mapping[str, Any]) -> B
     try:
         return model.model_validate(_laid_over(document.data, typed))
     except ValidationError as error:
-        faults = []
+        faults: list[str] = []
         for fault in error.errors(include_url=False):
             is_typed = _is_typed(fault["loc"], typed)
             faults += [_complaint(model, fault)] if is_typed else document.complaints([fault], model)
