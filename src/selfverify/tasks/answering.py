@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
+from selfverify.core.jsonl_store import STRICT
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged, parse_tagged
 from selfverify.core.trajectory import ANSWER, SCORE, Finish
@@ -36,6 +37,8 @@ class Verdict:
         error: The class of error of a wrong answer that could be read, one of `Task.errors`; else None.
         read_by: The reader of the answer: the task's `RULES`, or in evaluations an extractor's name.
     """
+
+    __pydantic_config__: ClassVar = STRICT
 
     reward: float
     correct: bool
