@@ -233,10 +233,6 @@ class TurnsSFTConfig(TwoTurnConfig):
         "task's check of what it says, be it right or wrong, and the check with a right answer behind it "
         "otherwise; or the policy's own second turns, where right.",
     )
-    keep_right: bool = Field(
-        True,
-        description="Learn from second turns behind a right first one, too.",
-    )
     rehearsal: SFTConfig | None = Field(
         None,
         description="Demonstrations as `sft` shows them, beside the second turns, so that "
@@ -337,9 +333,7 @@ class TurnsSFT(TwoTurnMethod):
         if _rehearsed(trajectory):
             return False
         passed = self.config.source == "checked" and len(trajectory.segments) > 1  # right or wrong
-        if not (passed or trajectory.rewards["correct"]):
-            return False
-        return self.config.keep_right or not trajectory.rewards["correct_1"]
+        return passed or trajectory.rewards["correct"] > 0
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Return the turns' figures. Where turns are demonstrated, only ``acc@t1`` is about the policy."""

@@ -89,9 +89,6 @@ class STaRConfig(TwoTurnConfig):
     epochs: float = Field(
         2.0, gt=0, description="Passes over an iteration's conversations; `learner.steps` at most."
     )
-    keep_right: bool = Field(
-        False, description="Learn from second turns that keep a right first answer, too."
-    )
 
 
 class STaR(TwoTurnMethod):
@@ -155,7 +152,7 @@ class STaR(TwoTurnMethod):
             "task": task.name,
             "seed": run.seed,
             "sampling": sampling.model_dump(mode="json"),
-            "method": config.model_dump(mode="json", include={"second_turn", "rounds", "keep_right"}),
+            "method": config.model_dump(mode="json", include={"second_turn", "rounds"}),
         }
         path = folder / CONVERSATIONS_FILE
         sweep = ResumableBatches(
@@ -210,7 +207,7 @@ class STaR(TwoTurnMethod):
         whole = rewards["correct"] > 0 and rewards.get("score_opened", 0.0) <= rewards.get(
             "score_format", 0.0
         )
-        return whole and (rewards["correct_1"] == 0 or self.config.keep_right)
+        return whole and rewards["correct_1"] == 0
 
     @property
     def limits(self) -> RolloutLimits:
