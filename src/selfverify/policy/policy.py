@@ -184,7 +184,7 @@ class Policy:
         self._head_is_checked = False
         self._checked_plain: set[bool] = set()
         """Of prompts without images and with some, those whose plain forward is checked."""
-        self.cache = None if config.train_vision else ByteCache(config.vision_cache_mb)
+        self.cache = None if config.train_vision else ByteCache[Tensor](config.vision_cache_mb)
         self._hold(loaded)
         self.engine: Engine | None = None
         """The engine that samples where ``sampling.engine`` is not ``own``; the trainer starts and closes
@@ -479,8 +479,7 @@ class Policy:
 
     def _apart(self) -> Forward:
         """Forward passes for checks: the policy's own cache is for the images of problems."""
-        cache = ByteCache(self.config.vision_cache_mb)
-        return Forward(self.loaded, cache, self.config.prefill_chunk)
+        return Forward(self.loaded, ByteCache(self.config.vision_cache_mb), self.config.prefill_chunk)
 
     def check_gradients(self) -> None:
         """Share prompts no longer if that gives other gradients than the plain forward.
