@@ -33,13 +33,13 @@ from selfverify.core.problem import Problem
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Author, Credit, Finish, Group, Segment, Trajectory
 from selfverify.evaluation.samples import ResumableBatches, make_problems
-from selfverify.methods.base import Training, TwoTurnConfig, TwoTurnMethod
+from selfverify.methods.base import ShownMethod, Training, TwoTurnConfig, TwoTurnMethod
 from selfverify.tasks.answering import SelfCorrection, turn_channel
 from selfverify.tasks.base import Task
 
 if TYPE_CHECKING:
+    from selfverify.policy.encoding import Prompt
     from selfverify.policy.policy import Policy
-    from selfverify.rollouts.rollout import Rollout
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class STaRConfig(TwoTurnConfig):
     )
 
 
-class STaR(TwoTurnMethod):
+class STaR(ShownMethod, TwoTurnMethod):
     """See the module's docstring.
 
     Args:
@@ -104,7 +104,6 @@ class STaR(TwoTurnMethod):
     summary = "collect what further turns correct, learn from it, repeat (STaR)"
     config_class = STaRConfig
     config: STaRConfig
-    objective = "likelihood"
     compares = False
 
     def __init__(self, config: STaRConfig | None = None, kept: Sequence[Kept] = (), seed: int = 0) -> None:
@@ -196,7 +195,7 @@ class STaR(TwoTurnMethod):
 
         Conversations that were cut off, or whose answers have no verdict, are left out.
         """
-        rollout = super().rollout(policy, task, problems, seeds, sampling)
+        rollout = TwoTurnMethod.rollout(self, policy, task, problems, seeds, sampling)
         return [[t for t in group.trajectories if self._is_worth_it(t)] for group in rollout.groups]
 
     def _is_worth_it(self, trajectory: Trajectory) -> bool:
@@ -231,19 +230,11 @@ class STaR(TwoTurnMethod):
         self._shown[problem.id] = conversation
         return problem
 
-    def rollout(
-        self,
-        policy: Policy,
-        task: Task,
-        problems: Sequence[Problem],
-        seeds: Sequence[int],
-        sampling: SamplingConfig,
-    ) -> Rollout:
-        """Return the conversations of problems that `problem` made; nothing is sampled."""
-        from selfverify.rollouts.rollout import Rollout
-
-        groups = [Group(problem, [self._shown[problem.id]]) for problem in problems]
-        return Rollout(policy.encode(problems), groups)
+    def shown(
+        self, policy: Policy, task: Task, problem: Problem, prompt: Prompt, seed: int
+    ) -> list[Trajectory]:
+        """Return the conversation of a problem that `problem` made."""
+        return [self._shown[problem.id]]
 
     @property
     def channels(self) -> tuple[str, ...]:
