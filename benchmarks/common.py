@@ -23,7 +23,7 @@ from selfverify.core.files import write_json
 from selfverify.core.problem import Problem
 from selfverify.experiments.registry import make_task
 from selfverify.policy.encoding import Encoder
-from selfverify.policy.features import ByteCache, tensor_bytes
+from selfverify.policy.features import ByteCache
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny_models import write_tiny
 from selfverify.tasks.base import Task
@@ -102,7 +102,7 @@ def forget_images(policy: Policy) -> None:
     """Drop encoded and prepared images, so that the next problems are as if not seen before."""
     policy.encoder = Encoder(policy.loaded, policy.config.pixel_cache_mb)
     if policy.cache is not None:
-        policy.cache = policy.forward.cache = ByteCache(policy.config.vision_cache_mb, tensor_bytes)
+        policy.cache = policy.forward.cache = ByteCache(policy.config.vision_cache_mb)
 
 
 class PreparedTask(Task):

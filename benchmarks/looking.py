@@ -41,7 +41,7 @@ from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, SampleIndex
 from selfverify.policy.encoding import Prompt
-from selfverify.policy.features import ByteCache, tensor_bytes
+from selfverify.policy.features import ByteCache
 from selfverify.policy.kv_sessions import KVSession
 from selfverify.policy.observation_encoding import ReplyEncoder, without_written_end
 from selfverify.policy.packing import Continuation
@@ -63,7 +63,7 @@ class Counted(ByteCache[Tensor]):
     """Image features by key, and how often each image has passed through the tower."""
 
     def __init__(self, limit_mb: float) -> None:
-        super().__init__(limit_mb, tensor_bytes)
+        super().__init__(limit_mb)
         self.made: list[str] = []
 
     def put(self, key: str, item: Tensor) -> None:

@@ -28,7 +28,7 @@ from selfverify.methods.base import Training
 from selfverify.policy.decoding import TokenSampler
 from selfverify.policy.encoding import Encoder
 from selfverify.policy.families import family_of
-from selfverify.policy.features import ByteCache, tensor_bytes
+from selfverify.policy.features import ByteCache
 from selfverify.policy.observation_encoding import ReplyEncoder
 from selfverify.policy.policy import Policy
 from selfverify.tasks.answering import answer_rewards
@@ -67,7 +67,7 @@ def measured_run(recipe: Recipe) -> dict[str, int]:
         def watched(step: int) -> Any:
             if policy.cache is not None:
                 # As after many steps: this step's images push the old ones out.
-                policy.cache = policy.forward.cache = ByteCache(policy.config.vision_cache_mb, tensor_bytes)
+                policy.cache = policy.forward.cache = ByteCache(policy.config.vision_cache_mb)
                 policy.encoder = Encoder(policy.loaded, policy.config.pixel_cache_mb)
             with meter.span() as span:
                 made = roll_out(step)

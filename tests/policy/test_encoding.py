@@ -16,7 +16,7 @@ from tests.policy.conftest import noise_image
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
-from selfverify.policy.features import ByteCache, tensor_bytes
+from selfverify.policy.features import ByteCache
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.digits import DigitsSum, DigitsSumConfig
@@ -106,7 +106,7 @@ def test_not_even_in_their_last_bit() -> None:
 
 
 def test_cache_drops_the_least_recently_used_and_keeps_its_limit() -> None:
-    cache = ByteCache(1, tensor_bytes)
+    cache = ByteCache(1)
     quarter = torch.zeros(2**16)  # 4 bytes each: a quarter of a MiB
     for key in "abcd":
         cache.put(key, quarter)

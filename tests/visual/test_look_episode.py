@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +27,7 @@ from selfverify.tasks.base import Task, judge_integer, user_turn
 from selfverify.tasks.tool_calls import ToolError
 from selfverify.visual.config import VisualConfig
 from selfverify.visual.episode import VisualEpisode
-from selfverify.visual.stopping import After, Never, make_stop_rule
+from selfverify.visual.stopping import After, make_stop_rule
 from selfverify.visual.task import VisualToolTask
 from selfverify.visual.tools.base import Found, Toolbox, VisualTool
 from tables import yaml_cases
@@ -321,7 +322,7 @@ def test_rules_and_tools() -> None:
     """What settings name, and names that are none."""
     with pytest.raises(ConfigError, match="no tool 'rotate' for looking; there are crop"):
         VisualToolTask(Spot(), VisualConfig(tools=["rotate"]))
-    assert (make_stop_rule("never"), make_stop_rule("after:3")) == (Never(), After(3))
+    assert (make_stop_rule("never"), make_stop_rule("after:3")) == (After(math.inf), After(3))
     for name in ("after:0", "after:-1", "after:x", "delta", "after:²", ""):
         with pytest.raises(ConfigError, match="no rule"):
             make_stop_rule(name)

@@ -12,7 +12,7 @@ from tests.experiments.looks.looks_recipe import make_pairs, trace
 from selfverify.core.errors import DataError
 from selfverify.evaluation.samples import IMAGES
 from selfverify.visual.pairs import Pair, Pairing, leak_test, paired, said_length, words_of
-from selfverify.visual.traces import Curation, Demands, VisualTrace, estimated_length, flattened
+from selfverify.visual.traces import Curation, VisualTrace, estimated_length, flattened
 
 
 def test_what_both_have_becomes_the_prompt(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_induced_traces_are_never_chosen(tmp_path: Path) -> None:
     pairs, dropped = make_pairs([right, lied], Pairing())
     assert not pairs and dropped["induced to be wrong, and right"] == 1
     lied.rewards["correct"] = 0.0
-    [pair] = make_pairs([right, lied], Pairing(match_lengths=False, longest_ratio=9))[0]
+    [pair] = make_pairs([right, lied], Pairing(match_lengths=False))[0]
     assert pair.source == "induced" and pair.rejected[0]["content"] == "5 it is"
 
 
@@ -67,10 +67,10 @@ def test_wasteful_pairs(tmp_path: Path) -> None:
 def test_a_trace_is_rejected_once_and_a_problem_has_so_many_pairs(tmp_path: Path) -> None:
     rights = [trace(tmp_path, f"r{n}", f"{n} crop", "5") for n in "ab"]
     wrongs = [trace(tmp_path, f"w{n}", f"{n} crop", "6", right=False) for n in "cdefg"]
-    how = Pairing(most=3, match_lengths=False)
+    how = Pairing(match_lengths=False)
     pairs, dropped = make_pairs([*rights, *wrongs], how)
-    assert len(pairs) == 3 and len({pair.id.rpartition(" > ")[2] for pair in pairs}) == 3
-    assert dropped == {"the problem has 3 pairs already": 2}
+    assert len(pairs) == 4 and len({pair.id.rpartition(" > ")[2] for pair in pairs}) == 4
+    assert dropped == {"the problem has 4 pairs already": 1}
     assert make_pairs([*reversed(wrongs), *rights], how)[0] == pairs
 
 
@@ -89,13 +89,13 @@ def test_lengths_are_matched(tmp_path: Path) -> None:
             trace(tmp_path, f"r{number}", "a crop", "x" * right, problem=name),
             trace(tmp_path, f"w{number}", "a crop", "y" * wrong, problem=name, right=False),
         ]
-    pairs, dropped = make_pairs(traces, Pairing(longest_ratio=5))
+    pairs, dropped = make_pairs(traces, Pairing())
     gaps = [said_length(pair.chosen) - said_length(pair.rejected) for pair in pairs]
     assert gaps[:15] == [-1, -4, -9] * 5 and gaps[15:] == [-30, -30, 32, 32]
     assert [pair.problem for pair in pairs[15:17]] == ["p17", "p20"]
     assert dropped == {
         "the rejected side would be longer more often": 5,
-        "one side is more than 5 times as long as the other": 1,
+        "one side is more than 4 times as long as the other": 1,
     }
 
 
@@ -155,7 +155,7 @@ def test_hasty_pairs(tmp_path: Path) -> None:
 
 def dropped(folder: Path, one: VisualTrace, **demands: Any) -> str:
     """Why a trace is dropped."""
-    curation = Curation(folder / IMAGES, Demands(**demands))
+    curation = Curation(folder / IMAGES, **demands)
     kept = curation.take([one])
     assert len(kept) + curation.dropped.total() == 1
     return next(iter(curation.dropped), "")
@@ -188,8 +188,6 @@ def test_every_drop_has_its_reason(tmp_path: Path) -> None:
     assert dropped(tmp_path, make(lost="the server is gone")) == "they broke off"
     assert dropped(tmp_path, make(finish="length")) == "their last turn was cut off"
     assert dropped(tmp_path, make("5")) == "no tool was used"
-    assert dropped(tmp_path, make("5"), least_calls=0) == ""
-    assert dropped(tmp_path, make(steps=[{"error": "outside"}]), errors=False) == "a call failed"
     assert dropped(tmp_path, make(steps=[{"error": "outside"}])) == ""
     assert dropped(tmp_path, make("x" * 400, "5"), most_tokens=100) == "they are longer than 100 tokens"
     assert dropped(tmp_path, make("x" * 360, "5"), most_tokens=100) == ""
@@ -226,7 +224,7 @@ def test_a_trace_whose_image_is_gone(tmp_path: Path, damage: str) -> None:
 
 
 def test_one_problem_is_asked_in_one_way_and_answered_once_alike(tmp_path: Path) -> None:
-    curation = Curation(tmp_path / IMAGES, Demands())
+    curation = Curation(tmp_path / IMAGES)
     other = trace(tmp_path, "d", "b crop", "5")
     other.messages[0] = {"role": "user", "content": "Something else?"}
     traces = [trace(tmp_path, name, "a crop", "5") for name in ("a", "b")]

@@ -11,7 +11,6 @@ from functools import lru_cache
 import numpy as np
 from pydantic import Field, model_validator
 
-from selfverify.agents.episode import Finished
 from selfverify.agents.evidence import Source
 from selfverify.agents.judges.case import Rendered
 from selfverify.core.config import RolloutLimits
@@ -22,7 +21,7 @@ from selfverify.core.trajectory import ANSWER
 from selfverify.tasks.answering import UNREADABLE, answer_rewards
 from selfverify.tasks.base import DemonstratedTurn, Metric, Task, TaskConfig, Verdict, user_turn
 from selfverify_phone.environment import PhoneConfig
-from selfverify_phone.mistakes import drawn_task, erring_session
+from selfverify_phone.mistakes import Finished, drawn_task, erring_session
 from selfverify_phone.phone_tasks import Start
 from selfverify_phone.short_form import QUESTION, read_short, short_case, short_verdict
 from selfverify_phone.task import PhoneAgentsConfig

@@ -13,10 +13,10 @@ from typing import Literal
 
 import numpy as np
 
-from selfverify.agents.episode import Finished
-from selfverify.agents.evidence import Exhibit
+from selfverify.agents.evidence import EvidenceConfig, Exhibit, Source, Submission, shown_to_judge
 from selfverify.agents.facts import same
-from selfverify.agents.goals import minimal_evidence
+from selfverify.agents.goals import Goal, Truth, minimal_evidence
+from selfverify.agents.judges.case import Case
 from selfverify.core import event_loop
 from selfverify.core.episode import Call
 from selfverify.core.problem import Split
@@ -55,6 +55,44 @@ MOST_REFUSED = 2
 """Refused calls after which an agent gives up and hands in."""
 _TOUCHES = ("tap", "long_press")
 _DIGITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A session that is over, in which something proper was handed in.
+
+    It can be judged as often as one likes, with any part of it shown to the judge.
+
+    Args:
+        name: The problem's id, for logs.
+        instruction: The agent's task in words.
+        goal: The task's goal.
+        truth: The ground truth at the end.
+        message: The final message.
+        chosen: The exhibits that the agent has handed in.
+        history: All exhibits of the session.
+    """
+
+    name: str
+    instruction: str
+    goal: Goal
+    truth: Truth
+    message: str
+    chosen: Sequence[Exhibit]
+    history: Sequence[Exhibit]
+
+    def case(self, read: Source, last_screen: bool = False) -> Case:
+        """Return the case of a judge that reads this.
+
+        Args:
+            read: The part that the judge reads.
+            last_screen: Whether it is shown the last screen behind the chosen exhibits, too.
+        """
+        config = EvidenceConfig(judged=read, last_screen=last_screen)
+        shown = shown_to_judge(self.chosen, self.history, config)
+        rounds = self.history[-1].seen.round if self.history else 0
+        submission = Submission(self.message, shown, self.history)
+        return Case(self.name, self.instruction, submission, rounds, self.goal, self.truth)
 
 
 @dataclass(slots=True)

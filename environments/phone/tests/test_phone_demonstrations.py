@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from selfverify.agents.episode import Finished
 from selfverify.agents.judges.case import Vote
 from selfverify.agents.judges.jury import RulesJudge
 from selfverify.core.config import SamplingConfig
@@ -21,7 +20,7 @@ from selfverify.tasks.conversations import Conversations, ConversationsConfig
 from selfverify_phone.copying import conversation, known_words, write_copying
 from selfverify_phone.demonstrations import Teacher, demonstrated
 from selfverify_phone.environment import PhoneConfig
-from selfverify_phone.mistakes import MOST_REFUSED, attempted, other_text
+from selfverify_phone.mistakes import MOST_REFUSED, Finished, attempted, other_text
 from selfverify_phone.phone_tasks import make_task
 from selfverify_phone.playing import perform
 from selfverify_phone.system.device import Phone, Refused

@@ -13,15 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from selfverify.agents.evidence import (
-    SUBMIT,
-    EvidenceConfig,
-    Exhibit,
-    Source,
-    Submission,
-    read_submission,
-    shown_to_judge,
-)
+from selfverify.agents.evidence import SUBMIT, EvidenceConfig, Submission, read_submission, shown_to_judge
 from selfverify.agents.goals import Goal, Truth
 from selfverify.agents.judges.case import Case, Judgement
 from selfverify.agents.judges.jury import Jury
@@ -380,41 +372,3 @@ class AgentEpisode(Episode):
 
 def _form(words: str, images: int = 0) -> list[dict[str, Any]]:
     return [{"type": "text", "text": words}, *({"type": "image"} for _ in range(images))]
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A session that is over, in which something proper was handed in.
-
-    It can be judged as often as one likes, with any part of it shown to the judge.
-
-    Args:
-        name: The problem's id, for logs.
-        instruction: The agent's task in words.
-        goal: The task's goal.
-        truth: The ground truth at the end.
-        message: The final message.
-        chosen: The exhibits that the agent has handed in.
-        history: All exhibits of the session.
-    """
-
-    name: str
-    instruction: str
-    goal: Goal
-    truth: Truth
-    message: str
-    chosen: Sequence[Exhibit]
-    history: Sequence[Exhibit]
-
-    def case(self, read: Source, last_screen: bool = False) -> Case:
-        """Return the case of a judge that reads this.
-
-        Args:
-            read: The part that the judge reads.
-            last_screen: Whether it is shown the last screen behind the chosen exhibits, too.
-        """
-        config = EvidenceConfig(judged=read, last_screen=last_screen)
-        shown = shown_to_judge(self.chosen, self.history, config)
-        rounds = self.history[-1].seen.round if self.history else 0
-        submission = Submission(self.message, shown, self.history)
-        return Case(self.name, self.instruction, submission, rounds, self.goal, self.truth)

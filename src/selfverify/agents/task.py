@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from selfverify.agents.episode import AgentConfig, AgentEpisode
 from selfverify.agents.evidence import submit_tool
 from selfverify.agents.goals import Goal
-from selfverify.agents.judges.make_judge import JudgeConfig, World, agent_prompt, hint_names, make_jury
+from selfverify.agents.judges.make_judge import JudgeConfig, World, agent_prompt, make_jury
 from selfverify.agents.judges.own_judge import ShortForm
 from selfverify.agents.reward import METRICS
 from selfverify.core.config import RolloutLimits
@@ -82,8 +82,7 @@ class AgentTask(Task):
         c = self.config
         self.repeatable = self.repeatable and c.judge.kind != "model"
         # At once, so that what cannot work is refused before a model is loaded.
-        hints = [*hint_names()] if self.world == "phone" else []
-        self.jury = make_jury(c.judge, hints, self.world, self.short)
+        self.jury = make_jury(c.judge, self.world, self.short)
         calls = c.calls if c.prompt == "examples" else None
         told = (c.agent.evidence.source, c.react, c.agent.first_screen, c.hints, self.world, calls)
         self._told = agent_prompt(*told)

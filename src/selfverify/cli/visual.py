@@ -467,14 +467,9 @@ class SetsConfig(CommandConfig):
     most_tokens: int = Field(20_000, ge=1)
     """Longer traces are dropped; text counts a token for four bytes, an image one for 28 x 28 pixels."""
 
-    most: int = Field(4, ge=1)
-    """Pairs of one problem and kind, at most."""
-
-    longest_ratio: float = Field(4.0, ge=1.0)
-    """How many times longer one side of a pair may be."""
-
     any_length: bool = False
-    """Do not see to it that the chosen side is longer as often as the rejected one."""
+    """Make pairs whatever their lengths: else neither side may be more than four times as long as the other,
+    and the chosen one is longer as often as the rejected one."""
 
     judged: bool = False
     """Answers in free words, right and wrong ones, are as the model of `visual judge` has said."""
@@ -489,11 +484,9 @@ def sets(folder: Folder, settings: SetsConfig, as_json: Json = False) -> None:
     """
     from selfverify.experiments.visual_sets import make_sets
     from selfverify.visual.pairs import Pairing
-    from selfverify.visual.traces import Demands
 
-    wasteful, ratio = settings.pairs == "wrong+wasteful", settings.longest_ratio
-    pairing = Pairing(wasteful, settings.most, ratio, not settings.any_length)
-    done = make_sets(folder, Demands(settings.most_tokens), pairing, settings.judged)
+    pairing = Pairing(settings.pairs == "wrong+wasteful", not settings.any_length)
+    done = make_sets(folder, pairing, settings.most_tokens, settings.judged)
     if as_json:
         print_json(asdict(done), indent=None)
         return

@@ -22,10 +22,9 @@ class OptimConfig(Config):
         "each trained value, in tensors of 4,096 values or more.",
     )
     learning_rate: float = Field(1e-4, gt=0.0, description="Peak learning rate of AdamW.")
-    schedule: Literal["constant", "linear", "cosine", "stable_decay"] = Field(
+    schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant",
-        description="What the learning rate does after the warm-up; linear and cosine fall to 0; "
-        "stable_decay is constant, and falls over the last fifth (warmup-stable-decay, arXiv:2404.06395). "
+        description="What the learning rate does after the warm-up; linear and cosine fall to 0. "
         "Counted in updates: steps in which no group was left to learn from do not move it; updates that are "
         "skipped, as their gradient is not finite, do.",
     )

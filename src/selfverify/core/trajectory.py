@@ -144,6 +144,12 @@ class Group:
     trajectories: list[Trajectory]
     step: int = 0
 
+    @property
+    def taught_channels(self) -> dict[str, None]:
+        """The channels of the policy's tokens in their order, but for `CONTEXT`."""
+        own = [s.channel for t in self.trajectories for s in t.segments if s.author == "policy"]
+        return dict.fromkeys(channel for channel in own if channel != CONTEXT)
+
 
 def valid_trajectories(group: Group, drop_truncated: bool) -> torch.Tensor:
     """Return ``[G]`` bool: which of a group's trajectories take part in its statistics.

@@ -129,12 +129,6 @@ class ActorConfig(CommandConfig):
     show: Literal["text", "png", "both"] = "text"
     """The form of screens for the model: words, pictures, or both."""
 
-    address: Literal["ids", "bounds"] = "ids"
-    """How calls name what they touch."""
-
-    first_screen: Literal["asked", "given"] = "given"
-    """Whether the model has to ask for the first screen."""
-
     prompt: Literal["principles", "task"] = "principles"
     """Whether the model is told how to work and to prove it, or its task alone."""
 
@@ -185,10 +179,10 @@ class AgentSessionConfig(CommandConfig):
         usual is among them.
         """
         task, actor = self.task, self.actor
-        found: dict[str, Any] = {"prompt": actor.prompt, "agent": {"first_screen": actor.first_screen}}
+        found: dict[str, Any] = {"prompt": actor.prompt, "agent": {"first_screen": "given"}}
         if self.judge is not None:
             found["judge"] = {"kind": "model", "server": {"url": self.judge, "model": self.judge_model}}
-        for settings, names in ((task, ("hostile",)), (actor, ("address", "text", "show"))):
+        for settings, names in ((task, ("hostile",)), (actor, ("text", "show"))):
             fields, given = type(settings).model_fields, dict(settings)
             found |= {name: given[name] for name in names if given[name] != fields[name].default}
         return found

@@ -67,7 +67,6 @@ from selfverify.visual.stopping import (
     stop_figures,
 )
 from selfverify.visual.task import VisualTask, VisualToolTask
-from selfverify.visual.traces import Demands
 
 CAP_FILE = "looked-{split}.jsonl"
 """The journal of the conversations, in the output folder."""
@@ -344,7 +343,7 @@ def _make_pairs(recipe: Recipe, how: StoppingConfig, on_phase: Any) -> None:
     if how.judge is not None:
         _judge(how, folder, on_phase)
     pairing = Pairing(wasteful=how.pairs == "wrong+wasteful")
-    sets = make_sets(folder, Demands(), pairing, judged=how.judge is not None)
+    sets = make_sets(folder, pairing, judged=how.judge is not None)
     if not sets.pairs:
         reasons = ", ".join(f"{count}: {why}" for why, count in sets.pairs_dropped.items())
         raise DataError(

@@ -64,7 +64,7 @@ from selfverify.experiments.visual_judge import (
 )
 from selfverify.rollouts.wrappers import Message
 from selfverify.visual.pairs import Balance, Pair, Pairing, problem_pairs
-from selfverify.visual.traces import Curation, Demands, VisualTrace, is_image, malformed_message, parts_of
+from selfverify.visual.traces import Curation, VisualTrace, is_image, malformed_message, parts_of
 
 SFT, PAIRS, ABOUT = "sft.jsonl", "pairs.jsonl", "data.json"
 
@@ -173,7 +173,7 @@ class Sets:
     named: dict[str, str] = field(default_factory=dict)
 
 
-def make_sets(folder: Path, demands: Demands, pairing: Pairing, judged: bool = False) -> Sets:
+def make_sets(folder: Path, pairing: Pairing, most_tokens: int = 20_000, judged: bool = False) -> Sets:
     """Write ``sft.jsonl``, ``pairs.jsonl`` and ``data.json`` from what was collected in a folder.
 
     D_SFT has the right traces that were sampled or branched, D_DPO the pairs. Of the same traces the same
@@ -184,8 +184,8 @@ def make_sets(folder: Path, demands: Demands, pairing: Pairing, judged: bool = F
 
     Args:
         folder: See the module's docstring.
-        demands: The demands on a trace.
         pairing: How pairs are made.
+        most_tokens: Longer traces are dropped; see `Curation`.
         judged: Whether answers in free words, right and wrong ones, are as a model has said
             (``verdicts.jsonl``).
 
@@ -195,7 +195,7 @@ def make_sets(folder: Path, demands: Demands, pairing: Pairing, judged: bool = F
     """
     index = TraceIndex(folder)
     verdicts = Verdicts(folder / VERDICTS) if judged else None
-    found, curation = Sets(), Curation(folder / IMAGES, demands)
+    found, curation = Sets(), Curation(folder / IMAGES, most_tokens)
     unwanted, dropped = Counter[str](), Counter[str]()
     balance, kinds, decided = Balance(), Counter[str](), Counter[str]()
     with naming(folder / PAIRS), TemporaryFile(dir=folder) as spool:
@@ -232,7 +232,8 @@ def make_sets(folder: Path, demands: Demands, pairing: Pairing, judged: bool = F
     found.pairs, found.kinds, found.decided = kinds.total(), dict(kinds), dict(decided)
     found.pairs_dropped = dict(curation.dropped + dropped)
     found.named = index.named | curation.named
-    write_json(folder / ABOUT, {"demands": asdict(demands), "pairing": asdict(pairing), **asdict(found)})
+    demands = {"most_tokens": most_tokens}
+    write_json(folder / ABOUT, {"demands": demands, "pairing": asdict(pairing), **asdict(found)})
     return found
 
 

@@ -7,7 +7,7 @@ advantages (ADPO Eq. 5, 7, 9).
 `TrlEnvironments` makes our environments known to TRL, as what ``GRPOTrainer`` takes as
 ``environment_factory``. TRL keeps one object per rollout. It resets all of them, lets the model call their
 public methods as tools, one object after another, and asks each for its reward (TRL 1.16; experimental
-there). Every such object is here a lease of a pool, from its reset to its reward. Screens are blocks with
+there). Every such object has here a session of a pool, from its reset to its reward. Screens are blocks with
 images, for which TRL wants a model that sees and a chat template that it knows.
 """
 
@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
-from selfverify.connectors.pool import EnvironmentPool, Lease, PoolConfig, Source
+from selfverify.agents.session import EnvironmentSession, PooledEnvironment, SharedPool
+from selfverify.connectors.pool import PoolConfig, Source
 from selfverify.core import event_loop
 from selfverify.core.episode import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
@@ -205,17 +206,18 @@ class TrlEnvironments:
     def __init__(
         self, sources: Sequence[Source], settings: PoolConfig | None = None, score: Score | None = None
     ) -> None:
-        self.pool, self.score = EnvironmentPool(sources, settings), score
+        self.lender, self.score = SharedPool(lambda: sources, settings), score
+        self.sessions = sum(source.sessions for source in sources)
         self.leases = 0
         """Sessions that are lent now."""
         self._kind: type[TrlEnvironment] | None = None
 
     def __enter__(self) -> Self:
-        event_loop.start(self.pool.__aenter__()).result()
+        event_loop.start(self.lender.pool()).result()
         return self
 
     def __exit__(self, *_: object) -> None:
-        event_loop.start(self.pool.close()).result()
+        self.lender.close()
 
     def __call__(self) -> TrlEnvironment:
         """Return an environment as TRL wants it; the first call asks a session for its tools.
@@ -225,12 +227,8 @@ class TrlEnvironments:
             EnvironmentLost: No session could be had.
         """
         if self._kind is None:
-            self._kind = _with_tools(event_loop.start(self._tools()).result())
+            self._kind = _with_tools(self.lender.ask_for_tools())
         return self._kind(self)
-
-    async def _tools(self) -> Sequence[dict[str, Any]]:
-        async with self.pool.lease() as lease:
-            return list(lease.tools)
 
     @staticmethod
     def task(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
@@ -255,9 +253,7 @@ class TrlEnvironment:
 
     def __init__(self, owner: TrlEnvironments) -> None:
         self._owner = owner
-        self._lease: Lease | None = None
-        self._stack: Any = None
-        self._over = False
+        self._session: EnvironmentSession | None = None
         self.observations: list[StepResult] = []
         self.lost = ""
         """Why the environment was lost; empty where it was not."""
@@ -271,18 +267,17 @@ class TrlEnvironment:
         """
         owner = self._owner
         self._give_back()
-        self.observations, self.lost, self._over = [], "", False
+        self.observations, self.lost = [], ""
         task, seed = owner.task(row)
-        if owner.leases >= owner.pool.sessions:
+        if owner.leases >= owner.sessions:
             raise ConfigError(
-                f"TRL holds more than {owner.pool.sessions} environments at once, and there are no more: "
+                f"TRL holds more than {owner.sessions} environments at once, and there are no more: "
                 "give the sources more, or the trainer fewer rollouts at once"
             )
+        owner.leases += 1
+        self._session = EnvironmentSession(PooledEnvironment(owner.lender, ()))
         try:
-            self._stack = owner.pool.lease()
-            self._lease = event_loop.start(self._stack.__aenter__()).result()
-            owner.leases += 1
-            return self._seen(event_loop.start(self._lease.reset(task, seed)).result(), "\n\n")
+            return self._seen(self._session.reset(task, seed), "\n\n")
         except EnvironmentLost as error:
             self.lost = str(error)
             return None
@@ -294,10 +289,9 @@ class TrlEnvironment:
         """Return what the episode was worth, and give the session back; None where nothing is known."""
         owner, reward = self._owner, None
         try:
-            if not self.lost and self._lease is not None:
+            if not self.lost and self._session is not None:
                 if owner.score is not None:
-                    state = event_loop.start(self._lease.state()).result()
-                    reward = owner.score(self.observations, state)
+                    reward = owner.score(self.observations, self._session.state())
                 else:
                     given = [seen.reward for seen in self.observations if seen.reward is not None]
                     reward = sum(given) if given else None
@@ -309,12 +303,12 @@ class TrlEnvironment:
 
     def _call(self, name: str, arguments: dict[str, Any]) -> str | Blocks:
         """Carry out a call. Nothing is raised: TRL would show the model our own errors."""
-        if self.lost or self._lease is None:
+        if self.lost or self._session is None:
             return "Error: the environment is lost."
-        if self._over:
+        if self._session.over:
             return "Error: the task is over."
         try:
-            shown = event_loop.start(self._lease.step(Call(name, arguments))).result()
+            shown = self._session.act(Call(name, arguments))
         except EnvironmentLost as error:
             self.lost = str(error)
             return "Error: the environment is lost."
@@ -325,7 +319,6 @@ class TrlEnvironment:
     def _seen(self, shown: StepResult, before: str) -> str | Blocks | None:
         """Keep an observation and return it as TRL shows it: a text, or blocks where there are images."""
         self.observations.append(shown)
-        self._over = shown.done or shown.truncated
         text = "\n".join(
             part for part in (f"Error: {shown.error}" if shown.error else "", shown.text) if part
         )
@@ -335,10 +328,10 @@ class TrlEnvironment:
         return blocks + [{"type": "image", "image": image} for image in shown.images]
 
     def _give_back(self) -> None:
-        if self._lease is not None:
+        session, self._session = self._session, None
+        if session is not None:
             self._owner.leases -= 1
-            self._lease = None
-            event_loop.start(self._stack.__aexit__(None, None, None)).result()
+            session.close()
 
 
 def _with_tools(tools: Sequence[Mapping[str, Any]]) -> type[TrlEnvironment]:

@@ -22,11 +22,12 @@ from selfverify.core.problem import Problem
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import ANSWER, SCORE, TURN_1, TURN_2, Credit, Finish, Group, Trajectory
 from selfverify.data.preferences import read_verdicts
-from selfverify.methods.metrics import conversation_metrics, group_metrics, turn_metrics
+from selfverify.methods.metrics import agent_metrics, conversation_metrics, group_metrics, turn_metrics
 from selfverify.tasks.answering import SECOND_TURN, SelfCorrection
 from selfverify.tasks.base import Task
 
 if TYPE_CHECKING:
+    from selfverify.policy.encoding import Prompt
     from selfverify.policy.policy import Policy
     from selfverify.rollouts.rollout import Rollout
 
@@ -178,8 +179,9 @@ class Method(ABC):
         """Return what each channel of a group learns; ``valid`` [G] marks trajectories that take part."""
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Figures to log for one step; docs/metrics.md explains the default ones."""
-        return group_metrics(groups) | conversation_metrics(groups)
+        """Figures to log for one step; docs/metrics.md explains the default ones. Only agents' rewards have
+        figures of agents."""
+        return group_metrics(groups) | conversation_metrics(groups) | agent_metrics(groups)
 
     def problem(self, task: Task, seed: int, index: int) -> Problem:
         """Training problem ``index``; the same arguments give the same problem.
@@ -237,6 +239,38 @@ class Method(ABC):
         """Return the settings with which the trained policy cannot be measured, each with the reason; by
         default none."""
         return []
+
+
+class ShownMethod(Method):
+    """Learns from conversations that are shown; nothing is sampled from the policy."""
+
+    objective: ClassVar[Objective] = "likelihood"
+
+    def rollout(
+        self,
+        policy: Policy,
+        task: Task,
+        problems: Sequence[Problem],
+        seeds: Sequence[int],
+        sampling: SamplingConfig,
+    ) -> Rollout:
+        """Write what is shown of each problem.
+
+        Raises:
+            ConfigError: The task cannot show it.
+            DataError: A problem cannot be encoded, or what is shown of it cannot be learnt.
+        """
+        from selfverify.rollouts.rollout import Rollout
+
+        prompts = policy.encode(problems)
+        rows = zip(problems, prompts, seeds, strict=True)
+        return Rollout(prompts, [Group(row[0], self.shown(policy, task, *row)) for row in rows])
+
+    @abstractmethod
+    def shown(
+        self, policy: Policy, task: Task, problem: Problem, prompt: Prompt, seed: int
+    ) -> list[Trajectory]:
+        """Return the conversations that are shown of a problem."""
 
 
 class PolicyGradientConfig(MethodConfig):

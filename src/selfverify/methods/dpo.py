@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from pydantic import Field
 
-from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import CONTEXT, Credit, Group, Trajectory
-from selfverify.methods.base import Method, MethodConfig
+from selfverify.methods.base import MethodConfig, ShownMethod
 from selfverify.tasks.base import DemonstratedConversation, Task
 
 if TYPE_CHECKING:
+    from selfverify.policy.encoding import Prompt
     from selfverify.policy.policy import Policy
-    from selfverify.rollouts.rollout import Rollout
 
 
 class DPOConfig(MethodConfig):
@@ -38,7 +37,7 @@ class DPOConfig(MethodConfig):
         return True
 
 
-class DPO(Method):
+class DPO(ShownMethod):
     """DPO of conversations: -log sigmoid(r(chosen) - r(rejected)), with r = eta times the log-ratio of the
     policy's tokens (Eq. 10).
 
@@ -51,28 +50,19 @@ class DPO(Method):
     config: DPOConfig
     objective = "pairwise"
 
-    def rollout(
-        self,
-        policy: Policy,
-        task: Task,
-        problems: Sequence[Problem],
-        seeds: Sequence[int],
-        sampling: SamplingConfig,
-    ) -> Rollout:
-        """Hold both conversations of each pair; nothing is sampled from the policy.
+    def shown(
+        self, policy: Policy, task: Task, problem: Problem, prompt: Prompt, seed: int
+    ) -> list[Trajectory]:
+        """Hold both conversations of the pair.
 
         Raises:
             ConfigError: The task has no preferences.
             DataError: A side has no turns, or is longer than the model's context.
         """
-        from selfverify.rollouts.rollout import Rollout
         from selfverify.rollouts.script_sampler import within_limits
 
-        prompts, groups = policy.encode(problems), []
-        for problem, prompt in zip(problems, prompts, strict=True):
-            told = [self._told(policy, problem, side) for side in task.demonstrate_pair(problem)]
-            groups.append(Group(problem, within_limits(policy, task, problem, len(prompt.ids), told)))
-        return Rollout(prompts, groups)
+        told = [self._told(policy, problem, side) for side in task.demonstrate_pair(problem)]
+        return within_limits(policy, task, problem, len(prompt.ids), told)
 
     def _told(self, policy: Policy, problem: Problem, side: DemonstratedConversation) -> Trajectory:
         from selfverify.rollouts.script_sampler import encode_demonstration
@@ -87,12 +77,8 @@ class DPO(Method):
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
         """1 for all that the chosen side says, -1 for the rejected one, eta as the coefficient."""
         sides = torch.tensor([1.0, -1.0], dtype=torch.float64)
-        own = [s.channel for t in group.trajectories for s in t.segments if s.author == "policy"]
-        return [
-            Credit(channel, sides, kl_coef=self.config.eta, valid=valid)
-            for channel in dict.fromkeys(own)
-            if channel != CONTEXT
-        ]
+        eta = self.config.eta
+        return [Credit(own, sides, kl_coef=eta, valid=valid) for own in group.taught_channels]
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Return how many turns and tokens the sides have. (The trainer logs how often the policy prefers the

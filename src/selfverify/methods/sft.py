@@ -30,14 +30,15 @@ from selfverify.core.trajectory import (
     Segment,
     Trajectory,
 )
-from selfverify.methods.base import Method, MethodConfig, TwoTurnConfig, TwoTurnMethod, column
-from selfverify.methods.metrics import agent_metrics, conversation_metrics, group_metrics, turn_metrics
+from selfverify.methods.base import Method, MethodConfig, ShownMethod, TwoTurnConfig, TwoTurnMethod, column
+from selfverify.methods.metrics import turn_metrics
 from selfverify.tasks.answering import worth_imitating
 from selfverify.tasks.base import DemonstratedTurn, Task
 from selfverify.tasks.tool_episode import ACTION
 
 if TYPE_CHECKING:
     from selfverify.policy.decoding import Sample
+    from selfverify.policy.encoding import Prompt
     from selfverify.policy.policy import Policy
     from selfverify.rollouts.rollout import Rollout
 
@@ -58,7 +59,7 @@ class SFTConfig(MethodConfig):
     score_noise: float = Field(0.25, ge=0, description="Standard deviation of the scores shown.")
 
 
-class SFT(Method):
+class SFT(ShownMethod):
     """Negative log-likelihood of demonstrations whose scores are drawn around 0.5 +- score_gap / 2.
 
     Where the task asks for no score, none is shown.
@@ -68,36 +69,24 @@ class SFT(Method):
     summary = "supervised fine-tuning on a task's demonstrations (cold start)"
     config_class = SFTConfig
     config: SFTConfig
-    objective = "likelihood"
 
-    def rollout(
-        self,
-        policy: Policy,
-        task: Task,
-        problems: Sequence[Problem],
-        seeds: Sequence[int],
-        sampling: SamplingConfig,
-    ) -> Rollout:
-        """Write the demonstrations of each problem; nothing is sampled from the policy.
+    def shown(
+        self, policy: Policy, task: Task, problem: Problem, prompt: Prompt, seed: int
+    ) -> list[Trajectory]:
+        """Write the demonstrations.
 
         Raises:
-            ConfigError: A problem's environment speaks first.
-            DataError: A problem cannot be encoded.
+            ConfigError: The problem's environment speaks first.
         """
         from selfverify.policy.chat import turn_end
-        from selfverify.rollouts.rollout import Rollout
 
-        groups, end = [], turn_end(policy.loaded, policy.stop_tokens)
-        for problem, seed in zip(problems, seeds, strict=True):
-            if problem.environment_begins:
-                raise ConfigError(
-                    f"problem {problem.id}: its environment speaks first, and demonstrations have none"
-                )
-            rng = np.random.default_rng(seed)
-            kinds = [False] * self.config.right + [True] * self.config.wrong
-            told = [self._trajectory(policy, task, problem, rng, wrong, end) for wrong in kinds]
-            groups.append(Group(problem, told))
-        return Rollout(policy.encode(problems), groups)
+        if problem.environment_begins:
+            raise ConfigError(
+                f"problem {problem.id}: its environment speaks first, and demonstrations have none"
+            )
+        rng, end = np.random.default_rng(seed), turn_end(policy.loaded, policy.stop_tokens)
+        kinds = [False] * self.config.right + [True] * self.config.wrong
+        return [self._trajectory(policy, task, problem, rng, wrong, end) for wrong in kinds]
 
     def _trajectory(
         self, policy: Policy, task: Task, problem: Problem, rng: np.random.Generator, wrong: bool, end: int
@@ -152,7 +141,7 @@ class ConversationSFTConfig(MethodConfig):
     )
 
 
-class ConversationSFT(Method):
+class ConversationSFT(ShownMethod):
     """Negative log-likelihood of demonstrated turns; what the episode shows is taught on request only.
 
     The demonstrated turns are said to the task's own episode, so that what lies between them is what the
@@ -163,35 +152,25 @@ class ConversationSFT(Method):
     summary = "supervised fine-tuning on whole conversations (cold start of agents)"
     config_class = ConversationSFTConfig
     config: ConversationSFTConfig
-    objective = "likelihood"
 
-    def rollout(
-        self,
-        policy: Policy,
-        task: Task,
-        problems: Sequence[Problem],
-        seeds: Sequence[int],
-        sampling: SamplingConfig,
-    ) -> Rollout:
-        """Hold the demonstrated conversations; nothing is sampled from the policy.
+    def shown(
+        self, policy: Policy, task: Task, problem: Problem, prompt: Prompt, seed: int
+    ) -> list[Trajectory]:
+        """Hold the demonstrated conversations.
 
         A conversation whose episode fails takes no part in training, nor does one that is longer than the
         limit of the task's conversations (``episode.tokens``).
 
         Raises:
-            DataError: A demonstration has no turns, or a problem's conversation is over before it ends, or
-                they are longer than the model's context.
+            DataError: A demonstration has no turns, or the conversation is over before it ends, or it is
+                longer than the model's context.
         """
-        from selfverify.rollouts.rollout import Rollout
         from selfverify.rollouts.script_sampler import within_limits
 
-        prompts, groups = policy.encode(problems), []
-        for problem, prompt, seed in zip(problems, prompts, seeds, strict=True):
-            rng = np.random.default_rng(seed)
-            shown = [task.demonstrate_turns(problem, rng) for _ in range(self.config.demonstrations)]
-            told = [self._told(policy, task, problem, seed, turns) for turns in shown]
-            groups.append(Group(problem, within_limits(policy, task, problem, len(prompt.ids), told)))
-        return Rollout(prompts, groups)
+        rng = np.random.default_rng(seed)
+        shown = [task.demonstrate_turns(problem, rng) for _ in range(self.config.demonstrations)]
+        told = [self._told(policy, task, problem, seed, turns) for turns in shown]
+        return within_limits(policy, task, problem, len(prompt.ids), told)
 
     def _told(
         self, policy: Policy, task: Task, problem: Problem, seed: int, turns: Sequence[DemonstratedTurn]
@@ -215,11 +194,9 @@ class ConversationSFT(Method):
         """1 for all tokens of the policy's and of replies that are taught; none for ``context``."""
         ones = torch.ones(len(group.trajectories), dtype=torch.float64)
         weight = 1.0 / column(group, "turns") if self.config.share_turns else 1.0
-        own = [s.channel for t in group.trajectories for s in t.segments if s.author == "policy"]
         return [
             Credit(c, ones, weight=weight * (self.config.observed if c == OBSERVED else 1.0), valid=valid)
-            for c in dict.fromkeys(own)
-            if c != CONTEXT
+            for c in group.taught_channels
         ]
 
 
@@ -232,10 +209,6 @@ class TurnsSFTConfig(TwoTurnConfig):
         "demonstration where it is wrong (cold start); or `checked`, the first one again where it passes the "
         "task's check of what it says, be it right or wrong, and the check with a right answer behind it "
         "otherwise; or the policy's own second turns, where right.",
-    )
-    keep_right: bool = Field(
-        True,
-        description="Learn from second turns behind a right first one, too.",
     )
     rehearsal: SFTConfig | None = Field(
         None,
@@ -337,9 +310,7 @@ class TurnsSFT(TwoTurnMethod):
         if _rehearsed(trajectory):
             return False
         passed = self.config.source == "checked" and len(trajectory.segments) > 1  # right or wrong
-        if not (passed or trajectory.rewards["correct"]):
-            return False
-        return self.config.keep_right or not trajectory.rewards["correct_1"]
+        return passed or trajectory.rewards["correct"] > 0
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Return the turns' figures. Where turns are demonstrated, only ``acc@t1`` is about the policy."""
@@ -394,7 +365,6 @@ class SelfImitation(Method):
         return trajectory.rewards.get("judged_success", 0.0) > 0
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Return the figures of `SmartSnap.metrics`, and the share of conversations that are kept."""
+        """Return the common figures, and the share of conversations that are kept."""
         kept = [self._kept(trajectory) for group in groups for trajectory in group.trajectories]
-        found = group_metrics(groups) | conversation_metrics(groups) | agent_metrics(groups)
-        return found | {"imitation/kept": sum(kept) / max(len(kept), 1)}
+        return super().metrics(groups) | {"imitation/kept": sum(kept) / max(len(kept), 1)}

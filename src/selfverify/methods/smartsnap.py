@@ -6,14 +6,11 @@ observations of the environment are read only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from pydantic import Field
 
 from selfverify.core.trajectory import Credit, Group
 from selfverify.methods.base import Method, MethodConfig, column
-from selfverify.methods.metrics import agent_metrics, conversation_metrics, group_metrics
 from selfverify.objectives import group_advantage
 from selfverify.tasks.tool_episode import ACTION
 
@@ -51,7 +48,3 @@ class SmartSnap(Method):
         c = self.config
         advantage = group_advantage(column(group, "answer"), valid, scale=c.scale_advantage)
         return [Credit(ACTION, advantage, kl_coef=c.kl, valid=valid)]
-
-    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Return the common figures and the figures of agents."""
-        return group_metrics(groups) | conversation_metrics(groups) | agent_metrics(groups)

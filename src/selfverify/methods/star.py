@@ -33,13 +33,13 @@ from selfverify.core.problem import Problem
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Author, Credit, Finish, Group, Segment, Trajectory
 from selfverify.evaluation.samples import ResumableBatches, make_problems
-from selfverify.methods.base import Training, TwoTurnConfig, TwoTurnMethod
+from selfverify.methods.base import ShownMethod, Training, TwoTurnConfig, TwoTurnMethod
 from selfverify.tasks.answering import SelfCorrection, turn_channel
 from selfverify.tasks.base import Task
 
 if TYPE_CHECKING:
+    from selfverify.policy.encoding import Prompt
     from selfverify.policy.policy import Policy
-    from selfverify.rollouts.rollout import Rollout
 
 logger = logging.getLogger(__name__)
 
@@ -85,12 +85,9 @@ class STaRConfig(TwoTurnConfig):
     epochs: float = Field(
         2.0, gt=0, description="Passes over an iteration's conversations; `learner.steps` at most."
     )
-    keep_right: bool = Field(
-        False, description="Learn from second turns that keep a right first answer, too."
-    )
 
 
-class STaR(TwoTurnMethod):
+class STaR(ShownMethod, TwoTurnMethod):
     """See the module's docstring.
 
     Args:
@@ -103,7 +100,6 @@ class STaR(TwoTurnMethod):
     summary = "collect what further turns correct, learn from it, repeat (STaR)"
     config_class = STaRConfig
     config: STaRConfig
-    objective = "likelihood"
     compares = False
 
     def __init__(self, config: STaRConfig | None = None, kept: Sequence[Kept] = (), seed: int = 0) -> None:
@@ -151,7 +147,7 @@ class STaR(TwoTurnMethod):
             "task": task.name,
             "seed": run.seed,
             "sampling": sampling.model_dump(mode="json"),
-            "method": config.model_dump(mode="json", include={"second_turn", "rounds", "keep_right"}),
+            "method": config.model_dump(mode="json", include={"second_turn", "rounds"}),
         }
         path = folder / CONVERSATIONS_FILE
         sweep = ResumableBatches(
@@ -195,7 +191,7 @@ class STaR(TwoTurnMethod):
 
         Conversations that were cut off, or whose answers have no verdict, are left out.
         """
-        rollout = super().rollout(policy, task, problems, seeds, sampling)
+        rollout = TwoTurnMethod.rollout(self, policy, task, problems, seeds, sampling)
         return [[t for t in group.trajectories if self._is_worth_it(t)] for group in rollout.groups]
 
     def _is_worth_it(self, trajectory: Trajectory) -> bool:
@@ -206,7 +202,7 @@ class STaR(TwoTurnMethod):
         whole = rewards["correct"] > 0 and rewards.get("score_opened", 0.0) <= rewards.get(
             "score_format", 0.0
         )
-        return whole and (rewards["correct_1"] == 0 or self.config.keep_right)
+        return whole and rewards["correct_1"] == 0
 
     @property
     def limits(self) -> RolloutLimits:
@@ -230,19 +226,11 @@ class STaR(TwoTurnMethod):
         self._shown[problem.id] = conversation
         return problem
 
-    def rollout(
-        self,
-        policy: Policy,
-        task: Task,
-        problems: Sequence[Problem],
-        seeds: Sequence[int],
-        sampling: SamplingConfig,
-    ) -> Rollout:
-        """Return the conversations of problems that `problem` made; nothing is sampled."""
-        from selfverify.rollouts.rollout import Rollout
-
-        groups = [Group(problem, [self._shown[problem.id]]) for problem in problems]
-        return Rollout(policy.encode(problems), groups)
+    def shown(
+        self, policy: Policy, task: Task, problem: Problem, prompt: Prompt, seed: int
+    ) -> list[Trajectory]:
+        """Return the conversation of a problem that `problem` made."""
+        return [self._shown[problem.id]]
 
     @property
     def channels(self) -> tuple[str, ...]:

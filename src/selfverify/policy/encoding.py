@@ -37,7 +37,7 @@ from selfverify.policy.chat import (
     with_objects,
 )
 from selfverify.policy.families import ImageInput, lengthened
-from selfverify.policy.features import MISFIT, ByteCache, tensor_bytes
+from selfverify.policy.features import MISFIT, ByteCache
 from selfverify.policy.loading import Loaded
 from selfverify.policy.packing import Continuation
 
@@ -248,7 +248,7 @@ class Encoder:
         self.loaded = loaded
         self._images: ByteCache[ImageInput] = ByteCache(
             cache_mb,
-            lambda image: sum(tensor_bytes(t) for t in image.tensors.values() if isinstance(t, Tensor)),
+            lambda image: sum(t.nbytes for t in image.tensors.values() if isinstance(t, Tensor)),
         )
 
     @cached_property

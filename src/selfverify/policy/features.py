@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -24,20 +25,15 @@ MISFIT = (
 )
 
 
-def tensor_bytes(tensor: Tensor) -> int:
-    """The bytes that a tensor takes in memory."""
-    return tensor.numel() * tensor.element_size()
-
-
 class ByteCache(Generic[Item]):
     """Keeps items by key, as many as fit into a limit. The least recently used item leaves first.
 
     Args:
         limit_mb: The limit in MiB.
-        size: Gives an item's bytes.
+        size: Gives an item's bytes; by default those of a tensor.
     """
 
-    def __init__(self, limit_mb: float, size: Callable[[Item], int]) -> None:
+    def __init__(self, limit_mb: float, size: Callable[[Item], int] = attrgetter("nbytes")) -> None:
         self.limit = int(limit_mb * 2**20)
         self.size = size
         self.used = 0

@@ -35,7 +35,6 @@ class KVSession(Protocol):
 
         Returns: The new turns by thread.
         """
-        ...
 
     def append(
         self, pieces: Mapping[SampleIndex, Continuation], score: bool = False
@@ -49,20 +48,16 @@ class KVSession(Protocol):
         Returns:
             With ``score`` a tensor ``[tokens]`` for each piece, else nothing.
         """
-        ...
 
     def mark(self, places: Collection[SampleIndex]) -> Callable[[], None]:
         """Return a function that brings threads back to where they stand now and forgets all that comes
         after."""
-        ...
 
     def begin(self, places: Collection[SampleIndex]) -> None:
         """Put threads back to the ends of their prompts."""
-        ...
 
     def end(self, places: Collection[SampleIndex]) -> None:
         """Forget threads that are not continued; they can begin again."""
-        ...
 
 
 @dataclass(slots=True)
@@ -111,11 +106,9 @@ class TokenCallback(Protocol):
 
     def token(self, place: SampleIndex, token: int) -> None:
         """A thread has said a token, which may be the one that ends what it says."""
-        ...
 
     def ended(self, place: SampleIndex, sample: Sample) -> None:
         """A thread has said all that it says."""
-        ...
 
 
 def show(

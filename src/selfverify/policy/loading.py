@@ -258,8 +258,6 @@ def _load_processor(source: _Source, config: PolicyConfig, family: Family) -> An
 
 def optional_file(source: str, name: str, **options: Any) -> str | None:
     """Return the path of the file ``name`` of a model's folder or Hub id; None if there is no such file."""
-    from transformers.utils import cached_file
-
     found: str | None = cached_file(
         source,
         name,

@@ -39,7 +39,7 @@ from selfverify.policy.checks import (
 from selfverify.policy.decoding import Head, Sample, TokenSampler
 from selfverify.policy.encoding import Encoder, Prompt
 from selfverify.policy.families import ImageInput
-from selfverify.policy.features import ByteCache, few_at_once, image_features, offloaded, tensor_bytes
+from selfverify.policy.features import ByteCache, few_at_once, image_features, offloaded
 from selfverify.policy.forward import Forward
 from selfverify.policy.kv_sessions import GivenUp, KVSession, SharedKVSession, TokenCallback
 from selfverify.policy.loading import Loaded, load
@@ -184,7 +184,7 @@ class Policy:
         self._head_is_checked = False
         self._checked_plain: set[bool] = set()
         """Of prompts without images and with some, those whose plain forward is checked."""
-        self.cache = None if config.train_vision else ByteCache(config.vision_cache_mb, tensor_bytes)
+        self.cache = None if config.train_vision else ByteCache[Tensor](config.vision_cache_mb)
         self._hold(loaded)
         self.engine: Engine | None = None
         """The engine that samples where ``sampling.engine`` is not ``own``; the trainer starts and closes
@@ -296,7 +296,7 @@ class Policy:
         base = copy.copy(self)
         base.engine = None
         if self.cache is not None and adapters.adapts_tower(self.model, self.loaded.family):
-            base.cache = ByteCache(self.config.vision_cache_mb, tensor_bytes)
+            base.cache = ByteCache(self.config.vision_cache_mb)
             base.forward = Forward(self.loaded, base.cache, self.config.prefill_chunk)
         base.running = ModuleRunner(self.model, self.running.root, "off")
         return base
@@ -479,8 +479,7 @@ class Policy:
 
     def _apart(self) -> Forward:
         """Forward passes for checks: the policy's own cache is for the images of problems."""
-        cache = ByteCache(self.config.vision_cache_mb, tensor_bytes)
-        return Forward(self.loaded, cache, self.config.prefill_chunk)
+        return Forward(self.loaded, ByteCache(self.config.vision_cache_mb), self.config.prefill_chunk)
 
     def check_gradients(self) -> None:
         """Share prompts no longer if that gives other gradients than the plain forward.

@@ -288,12 +288,9 @@ class Engine(Protocol):
 
     def sample(self, prompts: Sequence[Prompt], sampling: SamplingConfig) -> list[list[Sample]]:
         """G samples for each of B prompts. All processes of a run have to call this together."""
-        ...
 
     def send_weights(self) -> None:
         """Copy the policy's present weights to the engine."""
-        ...
 
     def close(self) -> None:
         """Free what the engine holds."""
-        ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -23,21 +23,6 @@ from selfverify.tasks.answering import Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedVerdict:
-    """A `Verdict`, which explains the fields."""
-
-    reward: float
-    correct: bool
-    answer: Any
-    key: str | None
-    unjudged: str
-    quality: float | None
-    parts: dict[str, float]
-    error: str | None
-    read_by: str
-
-
-@dataclass(frozen=True, slots=True)
 class RecordedReading:
     """A `ScoreReading`: for each branching its path, its tokens, and their probabilities.
 
@@ -49,12 +34,12 @@ class RecordedReading:
 
 @dataclass(frozen=True, slots=True)
 class RecordedValue:
-    """A task's verdict or record as a JSON value."""
+    """What a task has parsed, as a JSON value."""
 
     value: Any
 
 
-Parsed = RecordedVerdict | RecordedReading | RecordedValue | None
+Parsed = Verdict | RecordedReading | RecordedValue | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +175,9 @@ def _recorded(parsed: Any, problem: str) -> Parsed:
         case None:
             return None
         case Verdict():
-            made = RecordedVerdict(**{f.name: getattr(parsed, f.name) for f in fields(RecordedVerdict)})
-            quality = None if made.quality is None else float(made.quality)
-            reward, correct, parts = float(made.reward), bool(made.correct), _floats(made.parts)
-            return replace(made, reward=reward, correct=correct, quality=quality, parts=parts)
+            quality = None if parsed.quality is None else float(parsed.quality)
+            reward, correct, parts = float(parsed.reward), bool(parsed.correct), _floats(parsed.parts)
+            return replace(parsed, reward=reward, correct=correct, quality=quality, parts=parts)
         case ScoreReading():
             found = parsed.probabilities.items()
             return RecordedReading([(list(path), list(shares), [*shares.values()]) for path, shares in found])
@@ -209,14 +193,12 @@ def _recorded(parsed: Any, problem: str) -> Parsed:
 
 def _played(parsed: Parsed, tree: Callable[[], ScoreTree]) -> Any:
     match parsed:
-        case RecordedVerdict():
-            return Verdict(**{f.name: getattr(parsed, f.name) for f in fields(RecordedVerdict)})
         case RecordedReading():
             shares = {tuple(p): dict(zip(t, values, strict=True)) for p, t, values in parsed.branches}
             return ScoreReading(tree(), shares)
         case RecordedValue():
             return parsed.value
-    return None
+    return parsed
 
 
 def without_images(group: Group) -> Group:

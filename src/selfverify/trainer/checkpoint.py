@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.filesize import decimal
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -214,14 +215,6 @@ def folder_size(path: Path) -> int:
         except OSError:
             continue  # the file was removed meanwhile and takes no room any more
     return total
-
-
-def _readable(size: float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 CHECKPOINTS_FOLDER = "checkpoints"
@@ -423,7 +416,7 @@ class CheckpointManager:
         free = shutil.disk_usage(self.folder).free
         return (
             f"cannot write the checkpoint of step {step} to {self.folder}: {error}. It needs at least "
-            f"{_readable(needed)} and {_readable(free)} are free. Free space there (old runs' checkpoints "
+            f"{decimal(needed)} and {decimal(free)} are free. Free space there (old runs' checkpoints "
             f"are what is large), lower learner.checkpoint.keep_last (now {self.keep_last}) or set output to "
             f"another disk; {self._valid()}"
         )

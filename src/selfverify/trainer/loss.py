@@ -342,7 +342,7 @@ class LossComputer:
         """
         reference = self.parallel.reference
         if reference is not None and any(bool(group.kl_coef_gr.any()) for group in groups):
-            with self.parallel.autocast():
+            with self.parallel.accelerator.autocast():  # in the policy's precision
                 found = fixed_logprobs(reference, groups, passes, self.temperature)
             for group, reference_gr in zip(groups, found, strict=True):
                 group.reference_logprobs_gr = reference_gr

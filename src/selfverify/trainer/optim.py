@@ -157,10 +157,6 @@ def _placed(value: Any, stepped: Tensor) -> Any:
     return value.to(stepped.device, stepped.dtype if value.is_floating_point() else value.dtype)
 
 
-DECAYING = 0.2
-"""The share of the updates in which the rate of `stable_decay` falls."""
-
-
 def make_optimizer(
     config: OptimConfig, named: Iterable[tuple[str, nn.Parameter]], master_weights: bool = False
 ) -> torch.optim.Optimizer:
@@ -238,8 +234,6 @@ def learning_rate_factor(config: TrainerConfig) -> Callable[[int], float]:
         done = (update - warmup) / max(total - warmup, 1)
         if config.optim.schedule == "linear":
             return max(1.0 - done, 0.0)
-        if config.optim.schedule == "stable_decay":
-            return min(max((1.0 - done) / DECAYING, 0.0), 1.0)
         if config.optim.schedule == "cosine":
             return float(0.5 * (1 + np.cos(np.pi * min(done, 1.0))))
         return 1.0

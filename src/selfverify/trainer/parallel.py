@@ -143,11 +143,6 @@ class Parallel:
             self.policy.running.root, keep_fp32_wrapper=False
         )
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """A context in which the reference computes in the same precision as the policy."""
-        context: AbstractContextManager[Any] = self.accelerator.autocast()
-        return context
-
     def backward(self, loss: Tensor, channel: str | None = None, more: bool = False) -> None:
         """Add the gradient of ``loss``, which is a share of the sum over all processes.
 

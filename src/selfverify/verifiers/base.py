@@ -33,11 +33,9 @@ class Verifier(Protocol):
     @property
     def name(self) -> str:
         """The name that its scores are stored under."""
-        ...
 
     def score(self, groups: Sequence[Group]) -> Scores:
         """Return one list per group with one score per trajectory, None for a trajectory without a score."""
-        ...
 
 
 def verify(groups: Sequence[Group], verifier: Verifier) -> Scores:

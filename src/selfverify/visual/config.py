@@ -45,18 +45,8 @@ class ToolModelsConfig(CommandConfig):
     """Where the tools' models run: `cpu`, `cuda`, `cuda:1`."""
 
 
-class VisualBaseConfig(ToolModelsConfig):
-    """Settings, as people write them, of how a model looks again."""
-
-    tools: list[str] = Field([], json_schema_extra={"option": "tool"})
-    """A tool that the model may call; repeat the option. By default all that are available."""
-
-    max_steps: int = Field(6, ge=1, le=100)
-    """The model looks at most so often; at the last step it is told to answer."""
-
-    max_visual_tokens: int | None = Field(None, ge=1)
-    """The model is shown at most so many visual tokens, the question's images included. An image that would
-    exceed them is left out, and the model is told to answer. For servers a token is 28 x 28 pixels."""
+class EndingConfig(CommandConfig):
+    """When a model ends looking, or is told to."""
 
     stop: str = Field("never", json_schema_extra={"option": "stop_looking"})
     """When looking ends before the last step: `never`, `after:N` steps, or verifier,
@@ -82,6 +72,20 @@ class VisualBaseConfig(ToolModelsConfig):
 
     terminate: Literal["refuse", "accept"] = "accept"
     """Whether the model may end looking by itself, by answering or calling the tool terminate."""
+
+
+class VisualBaseConfig(EndingConfig, ToolModelsConfig):
+    """Settings, as people write them, of how a model looks again."""
+
+    tools: list[str] = Field([], json_schema_extra={"option": "tool"})
+    """A tool that the model may call; repeat the option. By default all that are available."""
+
+    max_steps: int = Field(6, ge=1, le=100)
+    """The model looks at most so often; at the last step it is told to answer."""
+
+    max_visual_tokens: int | None = Field(None, ge=1)
+    """The model is shown at most so many visual tokens, the question's images included. An image that would
+    exceed them is left out, and the model is told to answer. For servers a token is 28 x 28 pixels."""
 
     calls: Literal["vts", "template"] = "vts"
     """How calls are asked for: as VTS-V's JSON, which the question describes, or by the chat

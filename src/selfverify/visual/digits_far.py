@@ -29,7 +29,7 @@ from selfverify.tasks.base import DemonstratedTurn, TaskConfig, Verdict, judge_i
 from selfverify.tasks.digits import Scans, digit_bank, finish, paste
 from selfverify.tasks.row_task import Size
 from selfverify.visual.calls import TERSE
-from selfverify.visual.config import Results, VisualConfig
+from selfverify.visual.config import EndingConfig, Results, VisualConfig
 from selfverify.visual.episode import VisualEpisode
 from selfverify.visual.stopping import After
 from selfverify.visual.task import VisualTask, limits_of
@@ -134,8 +134,8 @@ def _within(part: int, size: int, frame: int, rng: np.random.Generator) -> int:
     return number * part + (frame if number % 2 == 0 else 0) + int(rng.integers(room + 1))
 
 
-class DigitsFarConfig(TaskConfig):
-    """Difficulty of `digits-far`."""
+class DigitsFarConfig(TaskConfig, EndingConfig):
+    """Difficulty of `digits-far`, and when looking ends."""
 
     cell: int = Field(192, ge=48, le=384, multiple_of=16, description="Side of a cell in pixels.")
     thumbnail: int = Field(
@@ -164,23 +164,6 @@ class DigitsFarConfig(TaskConfig):
     )
     noise: float = Field(0.1, ge=0, le=0.5, description="Noise of canvas and thumbnail, as a deviation.")
     max_steps: int = Field(9, ge=1, le=32, description="Looks after which the model is told to answer.")
-    stop: str = Field(
-        "never",
-        description="When looking ends before that: `never`, `after:N` looks, or where the `verifier` has "
-        "heard enough.",
-    )
-    verifier: str | None = Field(None, description="The verifier's folder, a model with an adapter.")
-    rule: Literal["absolute", "signed"] | None = Field(
-        None, description="Its rule, Δr < ε or |Δr| < ε (`absolute`); by default as its calibration says."
-    )
-    epsilon: float | None = Field(None, description="ε in nats; by default that of its calibration.")
-    terminate: Literal["refuse", "accept"] = Field(
-        "accept", description="Whether the model may end looking by itself."
-    )
-    on_stop: Literal["run", "skip"] = Field(
-        "run",
-        description="Whether the tool of the step that ends looking still runs, or the step is taken back.",
-    )
     step_price: float = Field(
         0.0, ge=0, le=1, description="What each look takes off the reward of a right answer, for training."
     )
@@ -261,14 +244,9 @@ class DigitsFar(VisualTask):
             most_shown=c.shown**2,
             announce="number",
             answer_now="Answer.",
-            stop=c.stop,
-            verifier=c.verifier,
-            rule=c.rule,
-            epsilon=c.epsilon,
-            terminate=c.terminate,
-            on_stop=c.on_stop,
             results=c.results,
             step_price=c.step_price,
+            **c.model_dump(include={*EndingConfig.model_fields}),
         )
         self.limits = limits_of(self.settings)
         if c.tools == "none":

@@ -24,6 +24,11 @@ from selfverify.visual.traces import Decider, VisualTrace
 
 Kind = Literal["wrong", "hasty", "wasteful"]
 
+MOST_PAIRS = 4
+"""Pairs of one problem and kind, at most."""
+LONGEST_RATIO = 4
+"""How many times longer one side may be than the other, in characters of what was said."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pair(StrictRow):
@@ -66,17 +71,13 @@ class Pairing:
     Args:
         wasteful: Whether two right traces make a pair, too, of which the one with fewer looks is preferred
             (ours: the paper's pairs differ in right and wrong only).
-        most: Pairs of one problem and kind at most.
-        longest_ratio: How many times longer one side may be than the other, in characters of what was said.
         match_lengths: Whether the chosen side is longer as often as the rejected one, at every ratio of
-            lengths (`length_group`). Both limits are for pairs of kind ``wrong``: that a hasty one is
-            shorter, and a wasteful one longer, is what is wrong with them. Of these two kinds there are as
-            many, if there are both.
+            lengths (`length_group`), and neither side more than `LONGEST_RATIO` times as long as the other.
+            Both limits are for pairs of kind ``wrong``: that a hasty one is shorter, and a wasteful one
+            longer, is what is wrong with them. Of these two kinds there are as many, if there are both.
     """
 
     wasteful: bool = False
-    most: int = 4
-    longest_ratio: float = 4.0
     match_lengths: bool = True
 
 
@@ -128,8 +129,8 @@ def _chosen(
             dropped[pair] += 1
             continue
         a, b = said_length(pair.chosen), said_length(pair.rejected)
-        if kind == "wrong" and max(a, b) > how.longest_ratio * max(min(a, b), 1):
-            dropped[f"one side is more than {how.longest_ratio:g} times as long as the other"] += 1
+        if kind == "wrong" and how.match_lengths and max(a, b) > LONGEST_RATIO * max(min(a, b), 1):
+            dropped[f"one side is more than {LONGEST_RATIO} times as long as the other"] += 1
             continue
         found.append((-len(pair.prompt), abs(a - b), pair))
     taken: list[Pair] = []
@@ -138,8 +139,8 @@ def _chosen(
         worse_name = pair.id.rpartition(" > ")[2]
         if worse_name in used:
             continue
-        if len(taken) == how.most:
-            dropped[f"the problem has {how.most} pairs already"] += 1
+        if len(taken) == MOST_PAIRS:
+            dropped[f"the problem has {MOST_PAIRS} pairs already"] += 1
             used.add(worse_name)
             continue
         used.add(worse_name)

@@ -7,7 +7,7 @@ conditions of Theorem A.6 hold.
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -27,43 +27,19 @@ DELTA_R = "delta_r"
 """The name of a step's Δr (Lemma 3.1). The answer t_{H+1} has none."""
 
 
-class StopRule(ABC):
-    """Says after which step the model has to answer; Algorithm 1 asks it after every one.
-
-    It is asked before the step's tool runs: by Lemma 3.1 the paper's Δr needs plan and action only. A hook's
-    measurements of the turn stand in `PolicyTurn.values`.
-    """
-
-    @abstractmethod
-    def stops(self, step: int, said: PolicyTurn) -> bool:
-        """Whether looking ends with this step.
-
-        Args:
-            step: h, from 1. Turns whose call was refused are steps, too.
-            said: Plan and action.
-        """
-
-
 @dataclass(frozen=True, slots=True)
-class Never(StopRule):
-    """Looking ends at the cap of steps, or where the model ends it."""
+class After:
+    """Looking ends after a fixed number of steps; with infinity only at the cap of steps, or where the model
+    ends it."""
 
-    def stops(self, step: int, said: PolicyTurn) -> bool:
-        return False
-
-
-@dataclass(frozen=True, slots=True)
-class After(StopRule):
-    """Looking ends after a fixed number of steps."""
-
-    steps: int
+    steps: float
 
     def stops(self, step: int, said: PolicyTurn) -> bool:
         return step >= self.steps
 
 
 @dataclass(frozen=True, slots=True)
-class Verified(StopRule):
+class Verified:
     """Ends looking where Δr says that enough was seen (VTS-V §3.4, Lemma 3.1).
 
     ``signed`` is Algorithm 1, Δr < ε: it stops at a step that the verifier likes less than its base does.
@@ -83,6 +59,15 @@ class Verified(StopRule):
         return (abs(delta) if self.kind == "absolute" else delta) < self.epsilon
 
 
+StopRule = After | Verified
+"""Says after which step the model has to answer; Algorithm 1 asks it after every one.
+
+It is asked (`stops`) with a step's number h, from 1, and what was said: plan and action. That is before the
+step's tool runs: by Lemma 3.1 the paper's Δr needs plan and action only. A hook's measurements of the turn
+stand in `PolicyTurn.values`. Turns whose call was refused are steps, too.
+"""
+
+
 def make_stop_rule(name: str) -> StopRule:
     """The rule without a verifier that a setting names.
 
@@ -91,7 +76,7 @@ def make_stop_rule(name: str) -> StopRule:
     """
     kind, _, number = name.partition(":")
     if name == "never":
-        return Never()
+        return After(math.inf)
     if kind == "after" and number.isascii() and number.isdigit() and 1 <= int(number[:4]) == int(number):
         return After(int(number))
     raise ConfigError(

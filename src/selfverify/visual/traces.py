@@ -84,21 +84,6 @@ class VisualTrace:
         return [part["image"] for message in self.messages for part in parts_of(message) if is_image(part)]
 
 
-@dataclass(frozen=True, slots=True)
-class Demands:
-    """The demands on a trace.
-
-    Args:
-        most_tokens: Longer ones are dropped (§4.1: 20,000; §4.2's released filter for pairs: 10,000).
-        least_calls: Carried out calls of tools; 0 keeps answers at first sight.
-        errors: Whether steps are kept whose call failed.
-    """
-
-    most_tokens: int = 20_000
-    least_calls: int = 1
-    errors: bool = True
-
-
 def parts_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A message's content as parts."""
     return content_parts(message["content"])
@@ -177,11 +162,11 @@ class Curation:
 
     Args:
         folder: Where images are.
-        demands: The demands on a trace.
+        most_tokens: Longer traces are dropped (§4.1: 20,000; §4.2's released filter for pairs: 10,000).
     """
 
-    def __init__(self, folder: Path, demands: Demands) -> None:
-        self.folder, self.demands = folder, demands
+    def __init__(self, folder: Path, most_tokens: int = 20_000) -> None:
+        self.folder, self.most_tokens = folder, most_tokens
         self.dropped: Counter[str] = Counter()
         self.named: dict[str, str] = {}
         """For each reason the first trace that was dropped for it."""
@@ -219,12 +204,10 @@ class Curation:
             return "the question shows no image"
         if any(not self._is_there(name) for name in trace.images):
             return "an image is missing or cannot be read"
-        if trace.rewards.get(TOOL_CALLS, 0) < self.demands.least_calls:
+        if not trace.rewards.get(TOOL_CALLS):
             return "no tool was used"
-        if not self.demands.errors and any(step.get("error") for step in trace.steps):
-            return "a call failed"
-        if estimated_length(trace.messages, self.sizes) > self.demands.most_tokens:
-            return f"they are longer than {self.demands.most_tokens:,} tokens"
+        if estimated_length(trace.messages, self.sizes) > self.most_tokens:
+            return f"they are longer than {self.most_tokens:,} tokens"
         first = self._asked.setdefault(trace.problem, trace.messages[:1])
         if trace.messages[:1] != first:
             return "the same problem is asked otherwise"

@@ -362,13 +362,10 @@ def _rule(settings: VisualConfig) -> StopRule:
         return make_stop_rule(settings.stop)
     if settings.verifier is None:
         raise ConfigError("stop: verifier needs the verifier's folder (verifier)")
-    rule, epsilon = settings.rule, settings.epsilon
-    if rule is None or epsilon is None:
-        if epsilon is None and is_address(settings.verifier):
-            raise ConfigError("epsilon: a verifier behind a server has no calibration beside it; set epsilon")
-        folder = Path(settings.verifier)
-        if epsilon is not None and not (folder / STOPPING_FILE).exists():
-            return Verified(rule or "signed", _checked(rule, epsilon))
+    rule, epsilon, folder = settings.rule, settings.epsilon, Path(settings.verifier)
+    if epsilon is None and is_address(settings.verifier):
+        raise ConfigError("epsilon: a verifier behind a server has no calibration beside it; set epsilon")
+    if epsilon is None or (rule is None and (folder / STOPPING_FILE).exists()):
         found = StopCalibration.load(folder)
         if rule is not None and rule != found.rule:
             raise ConfigError(
@@ -376,10 +373,6 @@ def _rule(settings: VisualConfig) -> StopRule:
                 "epsilon"
             )
         rule, epsilon = found.rule, found.epsilon if epsilon is None else epsilon
-    return Verified(rule, _checked(rule, epsilon))
-
-
-def _checked(rule: str | None, epsilon: float) -> float:
     if rule == "absolute" and epsilon < 0:
         raise ConfigError(f"epsilon: |Δr| is never below {epsilon}; ε has to be above 0")
-    return epsilon
+    return Verified(rule or "signed", epsilon)

@@ -34,7 +34,6 @@ from selfverify.experiments.visual_data import (
 from selfverify.experiments.visual_sets import judge_looks, make_sets, read_pairs
 from selfverify.policy.policy import Policy
 from selfverify.visual.pairs import Pairing
-from selfverify.visual.traces import Demands
 from serving_servers import FakeUpstream, Loop
 
 EXPERT = TeacherConfig(expert=True)
@@ -50,7 +49,7 @@ def test_an_experts_looks_become_a_set(tmp_path: Path) -> None:
     """Every conversation is there with its images and channels, and its steps."""
     done = collect_looks(far_recipe(), EXPERT, tmp_path, problems=6)
     assert (done.traces, done.correct, done.lost) == (6, 6, 0)
-    made = make_sets(tmp_path, Demands(), FREE)
+    made = make_sets(tmp_path, FREE)
     assert (made.traces, made.sft, made.pairs, made.sft_dropped) == (6, 6, 0, {})
     assert made.pairs_dropped == {"no wrong trace of the problem": 6}
     lines = [json.loads(line) for line in (tmp_path / "sft.jsonl").read_text().splitlines()]
@@ -62,7 +61,7 @@ def test_an_experts_looks_become_a_set(tmp_path: Path) -> None:
         assert [cut[0][0] for cut in line["cuts"]] == ["plan"] * (len(turns) - 1) + ["answer"]
         assert [step["step"] for step in line["steps"]] == [*range(1, len(turns))]
     again = (tmp_path / "sft.jsonl").read_bytes()
-    make_sets(tmp_path, Demands(), FREE)
+    make_sets(tmp_path, FREE)
     assert (tmp_path / "sft.jsonl").read_bytes() == again
     with pytest.raises(ConfigError, match="samples"):
         collect_looks(far_recipe(), EXPERT, tmp_path, problems=6, samples=2)
@@ -71,7 +70,7 @@ def test_an_experts_looks_become_a_set(tmp_path: Path) -> None:
 def test_traces_are_learnt_as_if_demonstrated(tmp_path: Path, policy: Policy) -> None:
     """The same tokens, images and channels, whether the task demonstrates them or a file does."""
     collect_looks(far_recipe(), EXPERT, tmp_path, problems=4)
-    make_sets(tmp_path, Demands(), FREE)
+    make_sets(tmp_path, FREE)
     far, file = make_task("digits-far"), str(tmp_path / "sft.jsonl")
     read = make_task("conversations", validation=file, learn="conversations")
     method, sampling = make_method("conversations-sft", share_turns=True), SamplingConfig()
@@ -117,7 +116,7 @@ def test_a_server_goes_on_wrongly_from_the_middle(
     used = {words for words in asked if words in json.dumps(fake.seen) or "\n" in words}
     assert len(used) >= min(len(asked), 2), "each request has one of several prompts"
     assert all(len(trace.cuts) == len(trace.turns) == len(trace.steps) + 1 for trace in induced)
-    made = make_sets(tmp_path, Demands(), FREE)
+    made = make_sets(tmp_path, FREE)
     assert made.kinds == {kind: 5} and made.sft_dropped == {why: 5}
     for pair in read_pairs(tmp_path):
         assert len(pair.prompt) >= 3 and pair.rejected[-1]["content"].endswith("<answer>0</answer>")
@@ -169,7 +168,7 @@ def test_traces_whose_replies_have_changed_are_lost(tmp_path: Path, servers: Loo
 
 def test_examples_are_put_before_the_question_in_words(tmp_path: Path, servers: Loop) -> None:
     collect_looks(far_recipe(), EXPERT, tmp_path / "shown", problems=3)
-    make_sets(tmp_path / "shown", Demands(), FREE)
+    make_sets(tmp_path / "shown", FREE)
     url, fake = wrong_server(servers)
     server = TeacherConfig(server=url, model="m")
     collect_looks(far_recipe(), server, tmp_path / "new", 1, shots=str(tmp_path / "shown" / "sft.jsonl"))
@@ -204,7 +203,7 @@ def test_nothing_right_says_why(tmp_path: Path, servers: Loop) -> None:
     url, _ = wrong_server(servers)
     collect_looks(far_recipe(), TeacherConfig(server=url, model="m"), tmp_path, problems=2)
     with pytest.raises(DataError, match="no right trace is left of 2; dropped: 2 because no tool was used"):
-        make_sets(tmp_path, Demands(), FREE)
+        make_sets(tmp_path, FREE)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +230,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, change: Any, said: str) -> None
     server = TeacherConfig(server="http://127.0.0.1:9", model="m")
     for read in (
         lambda: list(all_traces(tmp_path)),
-        lambda: make_sets(tmp_path, Demands(), FREE),
+        lambda: make_sets(tmp_path, FREE),
         lambda: branch_looks(far_recipe(), TeacherConfig(own=True), tmp_path, "branched"),
         lambda: judge_looks(tmp_path, server),
     ):
@@ -290,16 +289,16 @@ def test_a_full_disk_ends_the_sets(tmp_path: Path, servers: Loop) -> None:
     collect_looks(far_recipe(), EXPERT, tmp_path, problems=5)
     url, _ = wrong_server(servers)
     branch_looks(far_recipe(), TeacherConfig(server=url, model="m"), tmp_path, "induced")
-    wanted = make_sets(tmp_path, Demands(), FREE)
+    wanted = make_sets(tmp_path, FREE)
     made = [(path, path.read_bytes()) for path in (tmp_path / "sft.jsonl", tmp_path / "pairs.jsonl")]
     for room in (0, *(len(content) - 1 for _, content in made)):
         with (
             full_disk(room),
             pytest.raises(FileError, match=r"(sft|pairs)\.jsonl: the file would become lar"),
         ):
-            make_sets(tmp_path, Demands(), FREE)
+            make_sets(tmp_path, FREE)
         assert all(path.read_bytes() == content for path, content in made)
-        assert not list(tmp_path.glob("*.partial")) and make_sets(tmp_path, Demands(), FREE) == wanted
+        assert not list(tmp_path.glob("*.partial")) and make_sets(tmp_path, FREE) == wanted
 
 
 def test_a_full_disk_for_what_is_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +316,7 @@ def test_a_full_disk_for_what_is_temporary(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(sqlite3, "connect", small)
     with pytest.raises(FileError, match=r"collected\.jsonl: there is no room for its index .* TMPDIR"):
-        make_sets(tmp_path, Demands(), FREE)
+        make_sets(tmp_path, FREE)
 
 
 def test_the_commands(tmp_path: Path, servers: Loop) -> None:
@@ -335,7 +334,7 @@ def test_the_commands(tmp_path: Path, servers: Loop) -> None:
     server = ["--server", url, "--model", "m"]
     shown = run("branch", str(recipe), folder, "--way", "induced", *server, "--json")
     assert json.loads(shown.stdout)["traces"] == 6
-    shown = run("sets", folder, "--any-length", "--longest-ratio", "100")
+    shown = run("sets", folder, "--any-length")
     assert (
         "6 of 12 traces" in shown.output and "6 pairs (6 wrong, induced; decided: 6 by rules)" in shown.output
     )

@@ -33,7 +33,6 @@ from selfverify.experiments.visual_sets import judge_looks, make_sets, read_pair
 from selfverify.visual.config import VisualConfig
 from selfverify.visual.pairs import Pairing
 from selfverify.visual.task import LookQuestions, LookQuestionsConfig
-from selfverify.visual.traces import Demands
 from serving_servers import Body, FakeUpstream, Loop
 from tables import yaml_cases
 
@@ -182,10 +181,10 @@ def test_a_judge_decides_both_sides(tmp_path: Path, both: Servers) -> None:
     assert (done.traces, done.unusable, done.lost) == (16, 3, 0)
     # Three rows are settled by rules, one of each kind; of five in free words all answers seem wrong to them.
     free = "the answer is in free words, of which rules cannot say that they are wrong; judge them first"
-    made = make_sets(looks, Demands(), Pairing())
+    made = make_sets(looks, Pairing())
     assert made.sft_dropped[free] == 2 * 5 and made.decided == {"rules": made.pairs} and made.pairs == 3
     with pytest.raises(ConfigError, match="`selfverify visual judge` makes it"):
-        make_sets(looks, Demands(), Pairing(), judged=True)
+        make_sets(looks, Pairing(), judged=True)
     judge = TeacherConfig(server=both.judge, model="m")
     both.fault = 500
     with pytest.raises(ServerError):
@@ -196,7 +195,7 @@ def test_a_judge_decides_both_sides(tmp_path: Path, both: Servers) -> None:
     assert len(both.fake_judge.seen) == 3 * 8, "two rows are of one kind"
     assert {body["seed"] for body in both.fake_judge.seen} == {0, 1, 2}
     assert judge_looks(looks, judge, votes=3) == told and len(both.fake_judge.seen) == 24
-    made = make_sets(looks, Demands(), Pairing(match_lengths=False, longest_ratio=99), judged=True)
+    made = make_sets(looks, Pairing(match_lengths=False), judged=True)
     assert made.decided == {"rules": 3, "judge": 5} and made.sft == 8
     with pytest.raises(ConfigError, match="votes was 3 and is now 1"):
         judge_looks(looks, judge)

@@ -24,7 +24,7 @@ from selfverify.experiments.run import learn
 from selfverify.policy.policy import Policy
 from selfverify.selection.rules import box_iou
 from selfverify.tasks.base import Floats
-from selfverify.tasks.grounding import MAX_CHARS, Grounding, MaskOverlap, box_overlap, parse_box
+from selfverify.tasks.grounding import MAX_CHARS, Grounding, box_overlap, mask_overlap, parse_box
 from selfverify.tasks.row_task import clip_box, convert
 from selfverify.tasks.tool_calls import read_json
 from tables import read_tables, yaml_cases
@@ -151,7 +151,7 @@ def test_clipping(box: list[float], inside: list[float] | None) -> None:
     assert clip_box(box, (100, 50)) == inside
 
 
-def mask_overlap(mask: ArrayLike | None, target: ArrayLike) -> Floats:
+def slow_overlap(mask: ArrayLike | None, target: ArrayLike) -> Floats:
     """Pixels of intersection and union ``[2]`` of one problem's mask ``[H, W]`` with its target.
 
     Pixels where the target is 255 are left out. No mask (an unreadable answer) covers nothing.
@@ -187,5 +187,5 @@ def test_running_sums_count_what_pixels_do() -> None:
     boxes[:3] = [[0, 0, 53, 37], [5.5, 5.5, 6.5, 6.5], [np.nan] * 4]
     boxes[3:50, 2:] = boxes[3:50, :2] + rng.uniform(0, 40, (47, 2))
     for mask in (target, whole):
-        slow = [mask_overlap(None if np.isnan(b).any() else box_mask(b, (53, 37)), mask) for b in boxes]
-        assert MaskOverlap(mask)(boxes).tolist() == np.array(slow).tolist()
+        slow = [slow_overlap(None if np.isnan(b).any() else box_mask(b, (53, 37)), mask) for b in boxes]
+        assert mask_overlap(boxes, mask).tolist() == np.array(slow).tolist()

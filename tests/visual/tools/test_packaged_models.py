@@ -12,7 +12,6 @@ from selfverify.tasks.tool_calls import ToolError
 from selfverify.visual.tools.crop import boxes_drawn
 from selfverify.visual.tools.detect import (
     Detection,
-    Detector,
     GroundingTool,
     VisualSearch,
     ZeroShotDetector,
@@ -76,7 +75,7 @@ def test_grabcut() -> None:
         tool.run(SegmentArguments(image_index=1, bounding_boxes=[[0, 0, 1000, 1000]]), seen)
 
 
-class Spots(Detector):
+class Spots(ZeroShotDetector):
     """Finds white spots, as boxes around all that is white."""
 
     def find(self, images: Sequence[Image.Image], phrases: Sequence[str]) -> list[list[Detection]]:
@@ -91,7 +90,7 @@ def test_search_looks_into_every_part() -> None:
     """All parts go to the detector at once; boxes are those of the whole image; doubles are told once."""
     image = Image.new("RGB", (900, 600))
     image.paste("white", (820, 30, 830, 45))
-    detector, seen = Spots(), gallery(image)
+    detector, seen = Spots(None), gallery(image)
     tool = VisualSearch(detector)
     asked = tool.arguments.model_validate({"image_index": 1, "objects": ["spot", "cat"]})
     found = tool.run(asked, seen)

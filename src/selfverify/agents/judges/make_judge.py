@@ -135,9 +135,6 @@ class JudgeConfig(Config):
     own: OwnJudgeConfig = Field(
         default_factory=OwnJudgeConfig, description="Who judges with `kind: own`, and how it is sampled."
     )
-    hints: list[str] | None = Field(
-        None, description="Kinds of apps of which the judge is told what is usual; null is all there are."
-    )
 
     @model_validator(mode="after")
     def _check(self) -> JudgeConfig:
@@ -151,20 +148,18 @@ class JudgeConfig(Config):
         return self.kind in ("rules", "state")
 
 
-def make_jury(config: JudgeConfig, hints: list[str], world: World, short: ShortForm | None = None) -> Jury:
+def make_jury(config: JudgeConfig, world: World, short: ShortForm | None = None) -> Jury:
     """The jury that a recipe asks for.
 
     Args:
         config: Names the judge.
-        hints: Kinds of apps of which judges are told where the recipe does not say.
-        world: The world that the agent operates.
+        world: The world that the agent operates. Of a phone's apps judges are told what is usual.
         short: Cases in few words, where the task has such a form (`judge.own.form=short`).
 
     Raises:
-        ConfigError: There are no such hints or no short form, the server's address is none, or `serve` is not
-            installed.
+        ConfigError: There is no short form, the server's address is none, or `serve` is not installed.
     """
-    prompt = judge_prompt(hints if config.hints is None else config.hints, world)
+    prompt = judge_prompt(hint_names() if world == "phone" else (), world)
     same = config.needs_goal or (config.kind == "own" and config.own.temperature == 0)
     jury = config.jury or (JuryConfig(votes=1, deciding=1) if same else None)
     return Jury(_judge(config, prompt, short), jury, config.flipped)

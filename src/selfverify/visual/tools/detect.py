@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
@@ -46,25 +45,6 @@ class Detection:
     box: tuple[float, float, float, float]
 
 
-class Detector(ABC):
-    """Finds things by phrases."""
-
-    limits: str = ""
-    """Its limits in words for the model."""
-
-    def missing(self) -> str:
-        """Why it is not available here; empty where it is."""
-        return ""
-
-    @abstractmethod
-    def find(self, images: Sequence[Image], phrases: Sequence[str]) -> list[list[Detection]]:
-        """Return the findings in each image, surest first.
-
-        Raises:
-            ToolError: It cannot look for one of the phrases.
-        """
-
-
 class GroundingArguments(OnImage):
     """Arguments of `GroundingTool`."""
 
@@ -90,7 +70,7 @@ class _Finding(VisualTool[G], Generic[G]):
         most: How many findings are told.
     """
 
-    def __init__(self, detector: Detector, most: int = 20) -> None:
+    def __init__(self, detector: ZeroShotDetector, most: int = 20) -> None:
         self.detector, self.most = detector, most
 
     def missing(self) -> str:
@@ -199,7 +179,7 @@ def _touched(box: Sequence[float]) -> tuple[int, int, int, int]:
 Question = tuple[Image, tuple[str, ...]]
 
 
-class ZeroShotDetector(Detector):
+class ZeroShotDetector:
     """Finds things by any phrase, with transformers' pipeline ``zero-shot-object-detection``.
 
     It takes GroundingDINO, OWL-ViT and OWLv2, from a folder or the hub.
@@ -217,6 +197,7 @@ class ZeroShotDetector(Detector):
         return missing_model(self.model, "detector")
 
     def find(self, images: Sequence[Image], phrases: Sequence[str]) -> list[list[Detection]]:
+        """Return the findings in each image, surest first."""
         ask = shared(("detector", self.model, self.least, self.device), self._load)
         return ask([(image, tuple(phrases)) for image in images])
 

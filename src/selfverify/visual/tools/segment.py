@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -38,22 +37,6 @@ class SegmentArguments(OnImage):
     """One box around each thing, each as x_min, y_min, x_max, y_max."""
 
 
-class Segmenter(ABC):
-    """Tells what is inside boxes from what is around it."""
-
-    @abstractmethod
-    def missing(self) -> str:
-        """Why it is not available here; empty where it is."""
-
-    @abstractmethod
-    def masks(self, image: Image.Image, regions: Sequence[Region]) -> list[Mask]:
-        """The mask of what is inside each region.
-
-        Raises:
-            ToolError: It cannot be told.
-        """
-
-
 class ImageSegment(VisualTool[SegmentArguments]):
     """Marks the exact outlines of the things inside boxes.
 
@@ -65,7 +48,7 @@ class ImageSegment(VisualTool[SegmentArguments]):
     also = ("segment_action", "ImageSegment")
     arguments = SegmentArguments
 
-    def __init__(self, segmenter: Segmenter) -> None:
+    def __init__(self, segmenter: Sam | GrabCut) -> None:
         self.segmenter = segmenter
 
     def missing(self) -> str:
@@ -111,7 +94,7 @@ def inner(mask: Mask, width: int) -> Mask:
 Question = tuple[Image.Image, tuple[Region, ...]]
 
 
-class Sam(Segmenter):
+class Sam:
     """A model that segments what is in boxes.
 
     Args:
@@ -126,6 +109,7 @@ class Sam(Segmenter):
         return missing_model(self.model, "segment_model")
 
     def masks(self, image: Image.Image, regions: Sequence[Region]) -> list[Mask]:
+        """The mask of what is inside each region."""
         [found] = shared(("sam", self.model, self.device), self._load, most=1)([(image, tuple(regions))])
         return found
 
@@ -184,15 +168,12 @@ def _masks(model: Any, processor: Any, image: Image.Image, regions: Sequence[Reg
     return [np.asarray(mask[0], dtype=bool) for mask in whole]
 
 
-class GrabCut(Segmenter):
-    """GrabCut (Rother et al. 2004) in OpenCV: it tells things by their colours from what is around them.
+WORKING_PIXELS = 250_000
+"""GrabCut works on an image of at most so many pixels; its time grows with them."""
 
-    Args:
-        working_pixels: It works on an image of at most so many pixels; its time grows with them.
-    """
 
-    def __init__(self, working_pixels: int = 250_000) -> None:
-        self.working_pixels = working_pixels
+class GrabCut:
+    """GrabCut (Rother et al. 2004) in OpenCV: it tells things by their colours from what is around them."""
 
     def missing(self) -> str:
         return "" if find_spec("cv2") else "OpenCV is not installed: pip install 'selfverify[looking]'"
@@ -205,7 +186,7 @@ class GrabCut(Segmenter):
         """
         import cv2
 
-        small = smaller(image, self.working_pixels)
+        small = smaller(image, WORKING_PIXELS)
         pixels = np.ascontiguousarray(np.asarray(small)[:, :, ::-1])
         scale = small.width / image.width, small.height / image.height
         found = []

@@ -6,42 +6,35 @@ import asyncio
 import threading
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Generic
+from typing import Annotated, Any, Generic
 
 from PIL import Image
+from pydantic import Field, TypeAdapter, ValidationError
 
 from selfverify.connectors.content import ContentLimits, from_blocks, to_blocks
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
-from selfverify.tasks.tool_calls import ToolError
+from selfverify.tasks.tool_calls import ToolError, misfit, tool_schema
 from selfverify.visual.tools.base import A, Arguments, Found, Toolbox, ToolFault, VisualTool
 from selfverify.visual.tools.gallery import MOST_PIXELS, Gallery, Made, SeenImage
 
-IMAGES, NUMBERS, SPACES = "images", "numbers", "spaces"
-"""Arguments of every call beside the tool's own: images as content blocks of the Model Context Protocol;
-their numbers, by default 1, 2, ...; and for each width and height of the space in which its places are
-written, by default its pixels."""
-MOST_NUMBER, WIDEST = 1000, 1_000_000_000
-"""The largest number of an image, and side of a space."""
 LIMITS = ContentLimits(message_bytes=256 * 2**20, images=64, image_pixels=MOST_PIXELS)
-_ADDED = {
-    IMAGES: {
-        "type": "array",
-        "items": {"type": "object"},
-        "description": "The images that the call is about, as content blocks: {type: image, data: base64}.",
-    },
-    NUMBERS: {
-        "type": "array",
-        "items": {"type": "integer"},
-        "description": "For each image its number; by default 1, 2, ...",
-    },
-    SPACES: {
-        "type": "array",
-        "items": {"type": "array", "items": {"type": "integer"}},
-        "description": "For each image width and height of the space in which places in it are written; by "
-        "default its pixels.",
-    },
-}
+_Space = Annotated[list[Annotated[int, Field(ge=1, le=10**9)]], Field(min_length=2, max_length=2)]
+
+
+class Brought(Arguments):
+    """Arguments of every call beside the tool's own."""
+
+    images: list[dict[str, Any]] = []
+    """The images that the call is about, as content blocks: {type: image, data: base64}."""
+    numbers: list[Annotated[int, Field(ge=1, le=1000)]] = []
+    """For each image its number; by default 1, 2, ..."""
+    spaces: list[_Space] = []
+    """For each image width and height of the space in which places in it are written; by default its
+    pixels."""
+
+
+_ADDED: dict[str, Any] = tool_schema("", "", TypeAdapter(Brought))["function"]["parameters"]["properties"]
 
 
 class ToolSession(Environment):
@@ -90,7 +83,7 @@ class ToolSession(Environment):
         gallery, brought = _gallery(call.arguments)
         about = images_asked(chosen.arguments.model_dump())
         if lacking := [number for number in about if number <= len(gallery) and number not in brought]:
-            raise DataError(f"{IMAGES}: image {lacking[0]} is asked about, and the call does not bring it")
+            raise DataError(f"images: image {lacking[0]} is asked about, and the call does not bring it")
         found = self.toolbox.run(chosen, gallery)
         made = [
             {
@@ -115,31 +108,21 @@ def _gallery(arguments: Mapping[str, Any]) -> tuple[Gallery, list[int]]:
     Raises:
         DataError: Images, numbers or spaces are none, or do not belong together.
     """
-    _, images = from_blocks(arguments.get(IMAGES, []), LIMITS)
-    numbers = arguments.get(NUMBERS, [*range(1, len(images) + 1)])
-    spaces = arguments.get(SPACES, [[image.width, image.height] for image in images])
-    count = len(images)
-    if not _whole(numbers, count, MOST_NUMBER) or len({*numbers}) < count:
-        raise DataError(
-            f"{NUMBERS}: each of the {count} images needs one of its own, from 1 to {MOST_NUMBER}"
-        )
-    if not isinstance(spaces, list) or len(spaces) != count or not all(_whole(s, 2, WIDEST) for s in spaces):
-        raise DataError(f"{SPACES}: each of the {count} images needs a width and a height, up to {WIDEST:,}")
+    try:
+        brought = Brought.model_validate({name: arguments[name] for name in _ADDED if name in arguments})
+    except ValidationError as error:
+        raise DataError(misfit("a call", error)) from None
+    _, images = from_blocks(brought.images, LIMITS)
+    numbers = brought.numbers or [*range(1, len(images) + 1)]
+    spaces = brought.spaces or [[*image.size] for image in images]
+    if not len({*numbers}) == len(numbers) == len(spaces) == len(images):
+        raise DataError(f"each of the {len(images)} images needs a number of its own, and one space")
     blank = Image.new("RGB", (1, 1))
     seen = [SeenImage(blank, blank)] * max(numbers, default=0)
     written = [(1, 1)] * len(seen)
     for number, image, (wide, high) in zip(numbers, images, spaces, strict=True):
         seen[number - 1], written[number - 1] = SeenImage(image, image), (wide, high)
     return Gallery(seen, spaces=written), numbers
-
-
-def _whole(value: Any, count: int, most: int) -> bool:
-    """Whether this is a list of so many whole numbers from 1 to ``most``."""
-    return (
-        isinstance(value, list)
-        and len(value) == count
-        and all(type(n) is int and 1 <= n <= most for n in value)
-    )
 
 
 class ToolServer:
@@ -182,9 +165,9 @@ class ToolServer:
         numbers = images_asked(arguments)
         sent = {
             **arguments,
-            IMAGES: to_blocks("", [gallery.picture(number).full for number in numbers]),
-            NUMBERS: numbers,
-            SPACES: [list(gallery.written_in(number)) for number in numbers],
+            "images": to_blocks("", [gallery.picture(number).full for number in numbers]),
+            "numbers": numbers,
+            "spaces": [list(gallery.written_in(number)) for number in numbers],
         }
         try:
             _, shown = self._asked(Call(name, sent))
