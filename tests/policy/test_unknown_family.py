@@ -24,7 +24,6 @@ from transformers import (
     PaliGemmaConfig,
     PaliGemmaForConditionalGeneration,
     PaliGemmaProcessor,
-    WatermarkingConfig,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.mllama.image_processing_pil_mllama import MllamaImageProcessorPil
@@ -45,6 +44,7 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.recomputing_sessions import RecomputingSession
 from selfverify.policy.tiny_models import tiny_tokenizer
 from selfverify.tasks.base import user_turn
+from tables import yaml_cases
 from tiny_models import write_checkpoint
 
 CONTINUATIONS = [[[70, 71, 72, 73], [75], []], [[80, 81], [82], [83, 84, 85]]]
@@ -167,25 +167,7 @@ def test_samples(folder: Path, policy: Policy) -> None:
             assert (sample.finish == "stop") == (sample.tokens[-1] in policy.stop_tokens)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"repetition_penalty": 1.5},
-        {"min_new_tokens": 5},
-        {"suppress_tokens": list(range(60, 300))},
-        {"sequence_bias": [[[70], 100.0]]},
-        {"forced_eos_token_id": 70},
-        {"do_sample": True, "temperature": 0.1, "top_k": 1, "top_p": 0.1, "min_p": 0.9},
-        {"max_length": 3},
-        {"num_beams": 3},
-        {"use_cache": False},
-        {"stop_strings": ["e"]},
-        {"pad_token_id": 10**6},
-        {"cache_implementation": "static"},
-        {"watermarking_config": WatermarkingConfig(bias=9.0)},
-    ],
-    ids=lambda settings: "+".join(settings),
-)
+@yaml_cases
 def test_what_a_checkpoint_says_of_generation_changes_nothing(
     policy: Policy, settings: dict[str, Any]
 ) -> None:
