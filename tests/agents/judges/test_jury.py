@@ -160,27 +160,16 @@ def test_reasons_name_rounds() -> None:
     assert vote("Sorry.", ("lamp/oven", "colour", "red")).words == said
 
 
-def test_an_admitted_failure_is_one_whatever_is_shown() -> None:
-    for message in (
-        "I could not find the alarm.", "I couldn’t set it.", "It is impossible.", "I gave up.",
-        "The app FAILED to save it.", "I was not able to do it.", "I'm unable to open the app, sorry",
-        "The task cannot be completed.", "It is not done.", "It failed, and nothing was saved.",
-        "Sorry, the note 'Mission' was not found: I couldn't delete it.", "I did not manage to open it.",
-        "The song isn't there. It's impossible to play it.", "Nothing failed, but it could not be set.",
-    ):  # fmt: skip
-        assert admits_failure(message), message
-        assert (found := vote(message, ON)).valid and not found.success
+@yaml_cases
+def test_an_admitted_failure_is_one_whatever_is_shown(message: str) -> None:
+    assert admits_failure(message), message
+    assert (found := vote(message, ON)).valid and not found.success
 
 
-def test_other_messages_admit_nothing() -> None:
+@yaml_cases
+def test_other_messages_admit_nothing(message: str) -> None:
     """Nor do names and quotations, nor what is denied."""
-    for message in (
-        "Done.", "The alarm is set to 7:30.", "Nothing is due on Friday.", "", "Notes: can opener", "12",
-        "The song is Sorry", "Deleted the note 'Mission Impossible'", "Nothing failed", "Nothing has failed.",
-        "Deleted the note Mission Impossible.", "The message “Sorry, I could not come” was sent.",
-        "No step failed.", 'The note "I gave up" is starred.', "It was not impossible: the alarm is set.",
-    ):  # fmt: skip
-        assert not admits_failure(message), message
+    assert not admits_failure(message), message
 
 
 def test_a_case_without_a_goal_is_refused() -> None:
