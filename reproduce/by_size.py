@@ -110,7 +110,7 @@ def figures_by_size(
         DataError: Problems have different numbers of samples, or a box has no target.
     """
     boxes = target_boxes(task, problems.values()) if problems else None
-    table = SampleTable.from_samples(samples, order, boxes, headline)
+    table = SampleTable(samples, order, boxes, headline)
     count, total = table.correct.shape
     wanted = [n for n in dict.fromkeys(sizes) if n <= total]
     chosen = choices(table, task, problems, [STRATEGIES["first"], *map(find_strategy, strategies)], wanted)
@@ -142,7 +142,7 @@ def figures_of_turns(
     samples: Sequence[StoredSample], order: Sequence[str], benchmark: str = ""
 ) -> MeasuredRun:
     """Return `TURN_FIGURES` of samples of two turns each."""
-    table = SampleTable.from_samples(samples, order)
+    table = SampleTable(samples, order)
     found = turn_statistics(table.reward(CORRECT_1), table.correct)
     return measure_run({Place(benchmark, ALL, name): found[f"turns.{name}"] for name in TURN_FIGURES})
 

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -134,8 +133,7 @@ class _Pool:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.jobs, self.threads = jobs, max(1, cores // jobs)
         self.say = say
-        self.alive: set[subprocess.Popen[bytes]] = set()
-        self.lock = threading.Lock()
+        self.processes: list[subprocess.Popen[bytes]] = []
         self.launch = launch or self._process
 
     def run(self, jobs: Sequence[StudyJob]) -> dict[str, str]:
@@ -156,9 +154,8 @@ class _Pool:
             except KeyboardInterrupt:
                 executor.shutdown(wait=False, cancel_futures=True)
                 self.say("interrupted: waiting for checkpoints; the same command goes on from there")
-                with self.lock:
-                    for process in self.alive:
-                        process.send_signal(signal.SIGINT)
+                for process in [*self.processes]:
+                    process.send_signal(signal.SIGINT)  # one that has ended gets none
                 raise  # leaving the executor waits for them
         return failures
 
@@ -177,24 +174,21 @@ class _Pool:
 
     def _process(self, job: StudyJob, threads: int) -> int:
         command = [*WORKER, str(job.folder), *([str(job.before)] if job.before else [])]
-        with (job.folder / LOG).open("ab") as log:
+        with (
+            (job.folder / LOG).open("ab") as log,
             # A process group of its own: Ctrl-C reaches it once, through us. A second one would interrupt it
             # while it writes its checkpoint.
-            process = subprocess.Popen(
+            subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,  # its end tells the process that the study is gone
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"OMP_NUM_THREADS": str(threads)},
                 process_group=0,
-            )
-            with self.lock:
-                self.alive.add(process)
-            try:
-                return process.wait()
-            finally:
-                with self.lock:
-                    self.alive.discard(process)
+            ) as process,
+        ):
+            self.processes.append(process)
+            return process.wait()
 
 
 def _evaluation(study: Study, run: Run, output: Path) -> StudyJob:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from selfverify.core.config import Config, Seed
 from selfverify.core.errors import ConfigError
@@ -172,16 +172,10 @@ def load_study(path_or_name: str | Path, seeds: str | None = None) -> Study:
             names = ", ".join(shipped) or "none"
             raise ConfigError(f"{path_or_name}: there is no such file; grids: {names}")
         path = shipped[str(path_or_name)]
-    document = read_document(path)
+    document = read_document(path, "study")
     if seeds is not None:
         document.override(f"seeds=[{seeds}]")
-    try:
-        study = Study.model_validate(document.data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        if not first["loc"]:  # `Study._check`, whose message names the key
-            raise ConfigError(f"{document.source}: {first['ctx']['error']}") from None
-        raise ConfigError("\n".join(document.complaints(error.errors(), Study))) from None
+    study = document.validated(Study)
     beside = path.parent / study.recipe
     return study.model_copy(update={"recipe": str(beside)}) if beside.is_file() else study
 

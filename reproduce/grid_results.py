@@ -122,17 +122,13 @@ def write_results(study: Study, output: Path, runs: Sequence[Run]) -> Path:
     Raises:
         DataError: Runs of one task were measured on different problems, or a file is missing or corrupt.
     """
-    done = {run.label for run in runs if (output / run.label / "metrics.json").is_file()}
+    done = {run.label: run for run in runs if (output / run.label / "metrics.json").is_file()}
+    order = [*study.variants]
     tasks: dict[str, Any] = {}
     versions: dict[str, list[str]] = {}
     for task in study.tasks:
-        # In the file's order, whatever the order in which runs were finished.
-        own = [
-            run
-            for label in study.variants
-            for run in runs
-            if (run.task, run.variant) == (task, label) and run.label in done
-        ]
+        own = [run for run in done.values() if run.task == task]
+        own.sort(key=lambda run: order.index(run.variant))  # whatever the order in which they were finished
         if not own:
             continue
         for label in (*(run.label for run in own), f"{task}/{BEFORE}"):
@@ -238,7 +234,7 @@ def measure_samples(
         raise DataError(
             f"runs of one task need the same problems; {len(differing)} differ, such as {differing[0]}"
         )
-    table = SampleTable.from_samples(samples, order, boxes, headline, errors)
+    table = SampleTable(samples, order, boxes, headline, errors)
     found: dict[str, Statistic] = {
         name: statistic
         for name, statistic in statistics(table).items()

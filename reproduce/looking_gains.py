@@ -61,29 +61,23 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
 class StudySeed:
-    """The runs and files of one seed.
+    """The runs and files of one seed; see `seeds_of` for errors.
 
     Args:
         run: The folder of the run that has trained the verifier; its recipe names the reasoner.
-        verifier: The model's folder.
-        stored: Its calibration.
         arms: The runs of models without tools, by name.
+
+    Attributes:
+        verifier: The verifier's folder.
+        stored: Its calibration.
     """
 
-    run: Path
-    verifier: Path
-    stored: StopCalibration
-    arms: dict[str, Path]
-
-
-def seed_of(run: Path, arms: dict[str, Path]) -> StudySeed:
-    """Return what belongs to the run of a verifier; see `seeds_of` for errors."""
-    if load_recipe(run).stopping is None:
-        raise ConfigError(f"{VERIFIER}={run}: its recipe has no section `stopping`")
-    model = run / VERIFIER_RUN / MODEL_FOLDER
-    return StudySeed(run, model, StopCalibration.load(model), arms)
+    def __init__(self, run: Path, arms: Mapping[str, Path]) -> None:
+        if load_recipe(run).stopping is None:
+            raise ConfigError(f"{VERIFIER}={run}: its recipe has no section `stopping`")
+        self.run, self.arms, self.verifier = run, arms, run / VERIFIER_RUN / MODEL_FOLDER
+        self.stored = StopCalibration.load(self.verifier)
 
 
 def seeds_of(named: Sequence[tuple[str, str]]) -> list[StudySeed]:
@@ -106,7 +100,7 @@ def seeds_of(named: Sequence[tuple[str, str]]) -> list[StudySeed]:
         for run in arms:
             if not (run / RECIPE_FILE).is_file() or not (run / MODEL_FOLDER).is_dir():
                 raise ConfigError(f"{name}={run}: no run with {RECIPE_FILE} and a trained {MODEL_FOLDER}")
-    seeds = [seed_of(run, {name: arms[k] for name, arms in folders.items()}) for k, run in enumerate(runs)]
+    seeds = [StudySeed(run, {name: arms[k] for name, arms in folders.items()}) for k, run in enumerate(runs)]
     if len(rules := {seed.stored.rule for seed in seeds}) > 1:
         raise ConfigError(f"the verifiers are calibrated for different rules: {', '.join(sorted(rules))}")
     return seeds
@@ -137,13 +131,8 @@ def by_problem(looked: CappedArrays, found: Mapping[str, StopOutcome]) -> dict[s
     made = {}
     counts = np.bincount(looked.problem, minlength=looked.problems)
     for name, outcome in found.items():
-        values = (outcome.right, outcome.steps, outcome.visual, outcome.seen, outcome.early, outcome.late)
-        known = {
-            str(column.key): np.bincount(looked.problem, one, minlength=looked.problems) / counts
-            for column, one in zip(COLUMNS, values, strict=True)
-            if one is not None
-        }
-        made[name] = RowOfSeed([*looked.names], known)
+        sums = {key: np.bincount(looked.problem, one, looked.problems) for key, one in outcome.items()}
+        made[name] = RowOfSeed([*looked.names], {key: one / counts for key, one in sums.items()})
     return made
 
 

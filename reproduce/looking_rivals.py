@@ -3,8 +3,8 @@
     selfverify train looking-digits
     python -m reproduce.vts_v rivals runs/looking-digits runs/looking-rivals rivals.json
 
-A rule's threshold is chosen as the verifier's ε is, on the run's validation conversations: the one with the
-fewest looks of those that are right at most `stopping.within` less often than the best.
+A rule's threshold is chosen as the verifier's ε was, on the run's validation conversations and for the same
+aim: a mean number of looks, or how often the answer is right.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
-from reproduce.looking_gains import PROBLEMS, by_problem, capped, epsilons_of, gains, seed_of
+from reproduce.looking_gains import PROBLEMS, StudySeed, by_problem, capped, epsilons_of, gains
 from selfverify.core.jsonl_store import read_journal
 from selfverify.evaluation.visual_metrics import (
     CappedProblem,
@@ -34,7 +34,7 @@ from selfverify.evaluation.visual_metrics import (
 )
 from selfverify.experiments.train_stopping import CAP_FILE, LOOKING
 from selfverify.selection.rules import Floats
-from selfverify.visual.stopping import fit_epsilon
+from selfverify.visual.stopping import Target, fit_epsilon
 
 Journal = Mapping[int, CappedProblem]
 PRINTED = 1e-4
@@ -62,14 +62,15 @@ def bag_of_words(fitted: Journal, rows: Journal) -> Floats:
     return step_values(rows, lambda step: -chance[plan_of(step)])
 
 
-def rivals(known: Journal, rows: Journal, within: float) -> dict[str, StopOutcome]:
+def rivals(known: Journal, rows: Journal, target: Target, wanted: float) -> dict[str, StopOutcome]:
     """Return the outcomes of simple rules by name.
 
     Args:
         known: Validation conversations, with verdicts, on which thresholds are chosen; the words of the first
             half of them are what the bag of words learns from, and its threshold is chosen on the others.
         rows: The conversations in which looking ends.
-        within: How much less often than the best threshold the chosen one may be right.
+        target: The aim of a threshold, see `fit_epsilon`.
+        wanted: Its number.
     """
     half = sorted(known)[: len(known) // 2]
     first, second = ({n: row for n, row in known.items() if (n in half) == mine} for mine in (True, False))
@@ -82,7 +83,7 @@ def rivals(known: Journal, rows: Journal, within: float) -> dict[str, StopOutcom
     for name, (chosen_on, values) in least.items():
         there = as_arrays(chosen_on)
         right = there.correct[:, 1:]
-        fitted = fit_epsilon(values(chosen_on), right, "signed", "within", within, lengths=there.lengths)
+        fitted = fit_epsilon(values(chosen_on), right, "signed", target, wanted, lengths=there.lengths)
         below = values(rows) < fitted.epsilon
         at = np.where(below.any(1), below.argmax(1) + 1, never(looked))
         made[name] = stopped(looked, at)
@@ -103,12 +104,13 @@ def with_rivals(run: Path, study: Path, problems: int = PROBLEMS) -> dict[str, A
         study: The folder in which the conversations are kept.
         problems: Test problems.
     """
-    seed, folder = seed_of(run, {}), study / "shown"
+    seed, folder = StudySeed(run, {}), study / "shown"
     looked = capped(seed, folder, problems)
     known, rows = (
         read_journal(place / CAP_FILE.format(split=split), CappedProblem)[1]
         for place, split in ((run / LOOKING, "validation"), (folder, "test"))
     )
     epsilons = epsilons_of(seed)
-    found = by_problem(looked, outcomes(looked, epsilons) | rivals(known, rows, seed.stored.wanted))
+    made = rivals(known, rows, seed.stored.target, seed.stored.wanted)
+    found = by_problem(looked, outcomes(looked, epsilons) | made)
     return gains({name: [row] for name, row in found.items()}, seed.stored.rule) | {"epsilons": epsilons}

@@ -20,6 +20,7 @@ from selfverify.evaluation.extraction import Extractor
 from selfverify.evaluation.samples import StoredProblem, StoredSample, find_store
 from selfverify.tasks.base import Task
 from selfverify.tasks.math import form_hint
+from selfverify.tasks.mobile import edit_distance
 
 
 def published_accuracy(folder: Path, task: Task, extractor: Extractor) -> float:
@@ -70,8 +71,9 @@ def equals(extraction: str, problem: Problem) -> bool:
     if options:
         marked = re.search(r"\(([a-zA-Z])\)", extraction)
         letter = marked[1].upper() if marked else extraction.strip()
-        chosen = letter if letter in options else most_similar(letter, options)
-        return bool(options[chosen] == options[problem.target])
+        if letter not in options:
+            letter = min(options, key=lambda own: edit_distance(letter, options[own]))
+        return bool(options[letter] == options[problem.target])
     try:
         match meta.get("answer_type"):
             case "integer":
@@ -81,19 +83,3 @@ def equals(extraction: str, problem: Problem) -> bool:
     except (KeyError, ValueError, OverflowError):
         return False
     return extraction == str(meta["answer"])
-
-
-def most_similar(text: str, options: Mapping[str, str]) -> str:
-    """The letter of the option with the least Levenshtein distance from a text; of several the first."""
-    return min(options, key=lambda letter: distance(text, options[letter]))
-
-
-def distance(a: str, b: str) -> int:
-    """How many letters have to be put in, taken out or replaced to make one text the other."""
-    before = list(range(len(b) + 1))
-    for i, x in enumerate(a, start=1):
-        row = [i]
-        for j, y in enumerate(b, start=1):
-            row.append(min(before[j] + 1, row[-1] + 1, before[j - 1] + (x != y)))
-        before = row
-    return before[-1]

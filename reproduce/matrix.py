@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from selfverify.cli.options import settings_as_options
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import make_folder, write_json, write_text
-from selfverify.core.jsonl_store import STRICT, open_journal, read_journal
+from selfverify.core.jsonl_store import StrictRow, open_journal, read_journal
 from selfverify.core.policy_config import is_served
 from selfverify.core.problem import Problem
 from selfverify.core.score_tokens import ScoreReading
@@ -119,7 +119,7 @@ def judgings(
     """
     found = {}
     for generator, rows in samples.items():
-        table = SampleTable.from_samples(rows, target_boxes=None, headline="soft")
+        table = SampleTable(rows, target_boxes=None, headline="soft")
         for verifier in verifiers:
             score = table.scores.get(verifier, np.full(table.correct.shape, np.nan))
             statistics = ranking_statistics(score, table.correct)
@@ -189,13 +189,11 @@ FEW = 8
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedProblem:
+class JudgedProblem(StrictRow):
     """A line of a journal of scores: those of a problem's samples, None for answers without one.
 
     ``written`` has scores that were drawn as the judge would write them; it is empty where a judge has none.
     """
-
-    __pydantic_config__: ClassVar = STRICT
 
     index: int
     scores: list[float | None]

@@ -26,7 +26,7 @@ from selfverify.core.problem import Problem
 from selfverify.evaluation.breakdown import Columns, columns_of
 from selfverify.evaluation.evaluate import HeldOut
 from selfverify.evaluation.metrics import HEADLINE
-from selfverify.evaluation.samples import CORRECT_1, STORES, StoredSample, find_store, read_samples
+from selfverify.evaluation.samples import CORRECT_1, STORES, find_store, read_samples
 from selfverify.experiments.registry import make_task
 from selfverify.reports.run_data import read_json
 from selfverify.selection.strategies import STRATEGIES, find_strategy
@@ -41,19 +41,8 @@ RESULTS = "results.json"
 """The file by which the folder of a study is told from others."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunSource:
-    """One store of samples.
-
-    Args:
-        method: The row that it belongs to.
-        benchmark: What was measured.
-        store: The file.
-    """
-
-    method: str
-    benchmark: str
-    store: Path
+RunSource = tuple[str, str, Path]
+"""The method that a row belongs to, the benchmark that was measured, and the file of samples."""
 
 
 def run_sources(named: Sequence[str]) -> list[RunSource]:
@@ -81,7 +70,7 @@ def run_sources(named: Sequence[str]) -> list[RunSource]:
                 f"study's folder with its {RESULTS}"
             )
         store = find_store(Path(place).expanduser())
-        found.append(RunSource(method, benchmark or str(read_samples(store)[0].get("task", "?")), store))
+        found.append((method, benchmark or str(read_samples(store)[0].get("task", "?")), store))
     return found
 
 
@@ -90,13 +79,13 @@ def _of_study(folder: Path) -> list[RunSource]:
     found = []
     for task, about in results.get("tasks", {}).items():
         before = folder / task / BEFORE / STORES[0]
-        found += [RunSource(BEFORE, task, before)] if before.is_file() else []
+        found += [(BEFORE, task, before)] if before.is_file() else []
         for variant, row in about["variants"].items():
             for seed in row["seeds"]:
                 store = folder / task / variant / f"seed-{seed}" / STORES[1]
                 if not store.is_file():
                     raise ConfigError(f"{store} is missing, which {folder / RESULTS} tells of")
-                found.append(RunSource(variant, task, store))
+                found.append((variant, task, store))
     return found
 
 
@@ -104,36 +93,32 @@ _SAME = ("task", "temperature", "top_p", "max_new_tokens", "split")
 """Settings of an evaluation that rows of one benchmark share."""
 
 
-@dataclass(frozen=True, slots=True)
 class MeasuredStore:
     """One store.
 
     Args:
-        source: Where it is from.
+        method: The row that it belongs to.
+        benchmark: What was measured.
+        store: The file.
+
+    Attributes:
         header: Its settings.
         samples: What is stored.
-    """
-
-    source: RunSource
-    header: dict[str, Any]
-    samples: list[StoredSample]
-
-
-def read_store(source: RunSource) -> MeasuredStore:
-    """Read a store.
 
     Raises:
         DataError: It holds no samples, or its header lacks settings.
     """
-    header, samples = read_samples(source.store)
-    if not samples:
-        raise DataError(f"{source.store} holds no samples yet: run its evaluation again, which goes on")
-    if missing := [name for name in ("task_options", *_SAME) if name not in header]:
-        raise DataError(
-            f"{source.store}: its header has no {missing[0]!r}; it was made with another version, or is no "
-            "evaluation's: run it again"
-        )
-    return MeasuredStore(source, header, samples)
+
+    def __init__(self, method: str, benchmark: str, store: Path) -> None:
+        self.method, self.benchmark, self.store = method, benchmark, store
+        self.header, self.samples = read_samples(store)
+        if not self.samples:
+            raise DataError(f"{store} holds no samples yet: run its evaluation again, which goes on")
+        if missing := [name for name in ("task_options", *_SAME) if name not in self.header]:
+            raise DataError(
+                f"{store}: its header has no {missing[0]!r}; it was made with another version, or is no "
+                "evaluation's: run it again"
+            )
 
 
 def refuse_different(benchmark: str, measured: Sequence[MeasuredStore]) -> None:
@@ -146,7 +131,7 @@ def refuse_different(benchmark: str, measured: Sequence[MeasuredStore]) -> None:
     first = measured[0]
     names = {sample.problem for sample in first.samples}
     for one in measured[1:]:
-        both = f"{benchmark}: {one.source.store} and {first.source.store}"
+        both = f"{benchmark}: {one.store} and {first.store}"
         for name in _SAME:
             if one.header[name] != first.header[name]:
                 raise ConfigError(
@@ -163,7 +148,7 @@ def problems_of(measured: MeasuredStore, notes: list[str]) -> tuple[Task, dict[s
     Raises:
         ConfigError: The task had other options when the store was made.
     """
-    header, store = measured.header, measured.source.store
+    header, store = measured.header, measured.store
     try:
         task = make_task(header["task"], **header["task_options"])
     except (ValidationError, ConfigError) as error:
@@ -183,7 +168,7 @@ def problems_of(measured: MeasuredStore, notes: list[str]) -> tuple[Task, dict[s
     except SelfVerifyError as error:
         if task.kind == "continuous":
             raise
-        notes.append(f"{measured.source.benchmark}: no categories, as its problems cannot be read: {error}")
+        notes.append(f"{measured.benchmark}: no categories, as its problems cannot be read: {error}")
         return task, {}
 
 
@@ -246,18 +231,18 @@ def paper_tables(rows: Sequence[str], asked: Asked) -> PaperTables:
         find_strategy(name)
     found, known = PaperTables(), set[str]()
     sources = run_sources(rows)
-    for benchmark in dict.fromkeys(source.benchmark for source in sources):
-        measured = [read_store(source) for source in sources if source.benchmark == benchmark]
+    for benchmark in dict.fromkeys(of for _, of, _ in sources):
+        measured = [MeasuredStore(*source) for source in sources if source[1] == benchmark]
         refuse_different(benchmark, measured)
         for one in measured:
             single = bool(asked.sizes)
             if all(CORRECT_1 in sample.rewards for sample in one.samples) == single:
                 turns, other = ("two turns", "adapo") if single else ("one turn", "adpo")
                 raise ConfigError(
-                    f"{one.source.store} holds samples of {turns}; `python -m reproduce.{other}` reads them"
+                    f"{one.store} holds samples of {turns}; `python -m reproduce.{other}` reads them"
                 )
         order = list(dict.fromkeys(sample.problem for sample in measured[0].samples))
-        seeds = dict.fromkeys((one.source.method for one in measured), 0)
+        seeds = dict.fromkeys((one.method for one in measured), 0)
         task, problems = problems_of(measured[0], found.notes) if asked.sizes else (None, {})
         metas = [problems[name].meta if name in problems else {} for name in order]
         columns = columns_of([meta.get("categories") or {} for meta in metas])
@@ -269,19 +254,18 @@ def paper_tables(rows: Sequence[str], asked: Asked) -> PaperTables:
         ]
         shown: Columns = {name: columns[name] for name in asked.categories if name in columns}
         for one in measured:
-            method = one.source.method
             if task is None:
                 run = figures_of_turns(one.samples, order, benchmark)
-                found.add(TURNS, (method,), seeds[method], run)
+                found.add(TURNS, (one.method,), seeds[one.method], run)
             else:
                 by_row = figures_by_size(
                     one.samples, task, problems, asked.strategies, sizes=asked.sizes, headline=asked.score,
                     columns=shown, order=order, benchmark=benchmark,
                 )  # fmt: skip
                 for (n, chooser), run in by_row.items():
-                    found.add(f"N = {n}", (method, _label(chooser)), seeds[method], run)
+                    found.add(f"N = {n}", (one.method, _label(chooser)), seeds[one.method], run)
                 found.notes += [note for note in _lacking(one, asked, len(order)) if note not in found.notes]
-            seeds[method] += 1
+            seeds[one.method] += 1
     if unknown := [name for name in asked.categories if name not in known]:
         have = ", ".join(sorted(known)) or "none"
         raise ConfigError(f"no benchmark has a category {unknown[0]!r}; categories: {have}")
@@ -295,7 +279,7 @@ def paper_tables(rows: Sequence[str], asked: Asked) -> PaperTables:
 
 def _lacking(one: MeasuredStore, asked: Asked, problems: int) -> Iterator[str]:
     """Why a row has empty cells: too few samples for a size, no scores for a strategy."""
-    where = f"{one.source.method} on {one.source.benchmark}"
+    where = f"{one.method} on {one.benchmark}"
     if few := [str(n) for n in asked.sizes if n * problems > len(one.samples)]:
         yield f"{where}: no N = {', '.join(few)}, as it has fewer samples."
     if all(sample.scores.get(asked.score) is None for sample in one.samples):

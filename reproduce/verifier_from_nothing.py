@@ -102,7 +102,7 @@ def tables(
     for (arm, seed), file in files.items():
         samples = all_scores(file, task, problems, policy)
         for reading in ("sampled", "soft", "passing", *shown):
-            found = statistics(SampleTable.from_samples(samples, [*problems], headline=reading))
+            found = statistics(SampleTable(samples, [*problems], headline=reading))
             run = measure_run({name: found[name] for name in metrics & found.keys()})
             arms.setdefault(arm, {}).setdefault(reading, {})[seed] = run
     changes = {}

@@ -19,11 +19,12 @@ from selfverify.cli.options import say, settings_as_options
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import read_regular, write_json
-from selfverify.evaluation.extraction import SELF, PolicyExtractor
+from selfverify.evaluation.evaluate import HeldOut
+from selfverify.evaluation.extraction import make_extractor
+from selfverify.evaluation.samples import make_problems
 from selfverify.experiments.recipe import Recipe, build_recipe, recipe_task
 from selfverify.experiments.recipe_yaml import Document
 from selfverify.experiments.run import evaluate_recipe
-from selfverify.policy.policy import Policy
 from selfverify.visual.config import VisualConfig
 from selfverify.visual.episode import STEPS
 from selfverify.visual.task import INSTRUCTION
@@ -130,7 +131,7 @@ def run_bench(data: Path, settings: BenchSettings, overrides: Sequence[str]) -> 
         rows.append(row)
     benched = {"data": str(data), "model": settings.model, "rows": rows}
     if settings.extractor is not None and benchmark_of(benched) == "mathvista":
-        extractor = _extractor(recipes[0][2], settings.extractor)
+        extractor = make_extractor(settings.extractor, recipes[0][2].policy)
         for row, (_, folder, recipe) in zip(rows, recipes, strict=True):
             if "why" not in row:
                 row["published"] = published_accuracy(output / folder, recipe_task(recipe), extractor)
@@ -138,24 +139,13 @@ def run_bench(data: Path, settings: BenchSettings, overrides: Sequence[str]) -> 
     return rows
 
 
-def _extractor(recipe: Recipe, path: str) -> PolicyExtractor:
-    return PolicyExtractor(
-        Policy.load(recipe.policy if path == SELF else recipe.policy.for_model(path)), path
-    )
-
-
 def _refuse_without_images(recipe: Recipe, data: Path) -> None:
     """A question that has lost its image would be answered from its words, and count as looked at."""
     task = recipe_task(recipe)
-    known = [n for n in (recipe.evaluation.problems, task.count("test")) if n is not None]
-    blind = []
-    for index in range(min(known, default=0)):
-        try:
-            problem = task.problem("test", recipe.seed, index)
-        except DataError:
-            continue  # the evaluation says what is wrong with it
-        blind += [] if problem.images else [problem.id]
-    if blind:
+    total = HeldOut(task, recipe.evaluation).total
+    # One at a time, for their images. Of one that cannot be made the evaluation says what is wrong with it.
+    made = (p for n in range(total) for p in make_problems(task, "test", recipe.seed, [n])[0].values())
+    if blind := [problem.id for problem in made if not problem.images]:
         raise DataError(
             f"{data}: {len(blind)} of its questions have no image, such as "
             f"{', '.join(blind[:3])}; give them their images, or take them out of the file"

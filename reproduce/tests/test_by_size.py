@@ -24,7 +24,7 @@ def test_boxes_of_votes() -> None:
     found = figures_by_size(rows, task, problems, ["majority", "best"], sizes=(1, 3, 5, 9))
     assert {n for n, _ in found} == {1, 3, 5}
     targets = {name: problem.target for name, problem in problems.items()}
-    table = SampleTable.from_samples(rows, target_boxes=targets)
+    table = SampleTable(rows, target_boxes=targets)
     for chooser in ("majority", "best"):
         for n in (3, 5):
             expected = accuracy(table, chooser, n)

@@ -46,13 +46,15 @@ def test_rules_end_looking_where_they_should() -> None:
         talk("0xx", [1, 1, 0], [-0.1, -0.1, None]),
         talk("550", [0, 0, 1], [-2.0, -2.0, None]),
     )
-    made = rivals(KNOWN, rows, 0.0)
-    assert made["the plan says so"].steps.tolist() == [2, 1, 3]
-    assert made["the plan says so"].right.tolist() == [1, 1, 1]
+    made = rivals(KNOWN, rows, "within", 0.0)
+    assert made["the plan says so"]["steps"].tolist() == [2, 1, 3]
+    assert made["the plan says so"]["accuracy"].tolist() == [1, 1, 1]
     # Taken back, the look that ends looking leaves the answer before it.
-    assert made["the plan says so, skip"].steps.tolist() == [1, 0, 2]
-    assert made["the plan says so, skip"].right.tolist() == [0, 0, 0]
-    assert made["the plan says so, random"].steps.tolist() == [2, 2, 2]
-    assert made["answer confidence"].steps.tolist() == [2, 1, 3]
-    assert made["signed, ε = 0.0001"].steps.tolist() == [2, 2, 2]  # the first Δr is 1, the second 0
-    assert made["log V_φ0"].steps.tolist() == [3, 3, 3]  # -1 would stop where p/2 is wrong
+    assert made["the plan says so, skip"]["steps"].tolist() == [1, 0, 2]
+    assert made["the plan says so, skip"]["accuracy"].tolist() == [0, 0, 0]
+    assert made["the plan says so, random"]["steps"].tolist() == [2, 2, 2]
+    assert made["answer confidence"]["steps"].tolist() == [2, 1, 3]
+    assert made["signed, ε = 0.0001"]["steps"].tolist() == [2, 2, 2]  # the first Δr is 1, the second 0
+    assert made["log V_φ0"]["steps"].tolist() == [3, 3, 3]  # -1 would stop where p/2 is wrong
+    looks = rivals(KNOWN, rows, "steps", 2.0)  # it falls by 1 a step in every row
+    assert looks["log V_φ0"]["steps"].tolist() == [2, 2, 2]

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.core.test_files import full_disk
 
 from selfverify.core.errors import ConfigError, FileError
 from selfverify.core.files import (
@@ -103,6 +104,19 @@ def test_of_many_at_once_one_at_a_time_holds_the_folder(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(hold, range(40)))
     assert not any(p for p in tmp_path.iterdir())
+
+
+def test_a_full_disk_is_named_and_leaves_no_lock(tmp_path: Path) -> None:
+    """Once there is room, the same process may take the folder."""
+    with (
+        full_disk(0),
+        pytest.raises(FileError, match=r"\.lock: the file would become larger"),
+        only_writer(tmp_path),
+    ):
+        pass
+    assert not any(tmp_path.iterdir())
+    with only_writer(tmp_path):
+        pass
 
 
 def move_away(folder: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from tests.core.test_files import full_disk
@@ -14,8 +14,8 @@ from tests.core.test_files import full_disk
 from selfverify.core.errors import ConfigError, DataError, FileError
 from selfverify.core.files import differences, flatten
 from selfverify.core.jsonl_store import (
-    STRICT,
     JsonlStore,
+    StrictRow,
     open_journal,
     read_journal,
     read_rows,
@@ -30,10 +30,8 @@ SETTINGS = {"model": "tiny", "sampling": {"temperature": 1.0, "stop": ["</score>
 
 
 @dataclass
-class Found:
+class Found(StrictRow):
     """A row."""
-
-    __pydantic_config__: ClassVar = STRICT
 
     index: int
     text: str

@@ -146,7 +146,7 @@ def test_choices_agree_with_the_curves(kind: str) -> None:
     ]
     rows_, problems = judged(task, answers)
     boxes = {p.id: p.target for p in problems.values()} if kind == "boxes" else None
-    table = SampleTable.from_samples(rows_, target_boxes=boxes)
+    table = SampleTable(rows_, target_boxes=boxes)
     expected, chosen = curves(table), choices(table, task, problems)
     for rule, curve in expected.items():
         if (rule, 1) in chosen:

@@ -280,7 +280,7 @@ def test_evaluations_store_who_read_what(
     # Other readers are other settings.
     with pytest.raises(ConfigError, match="extractor was 'script' and is now None"):
         evaluate(policy, TASK, config, store)
-    assert make_extractor("self", policy).name == "self"
+    assert make_extractor("self", policy.config, policy).name == "self"
     monkeypatch.undo()
     itself = config.model_copy(update={"extractor": "self"})
     assert evaluate(policy, TASK, itself, max_new_tokens=4)["samples"] == 4

@@ -142,7 +142,7 @@ def test_the_engine_judges_the_boxes_that_votes_make(name, n):
 def test_majority_over_sampled_subsets_is_close_and_repeatable():
     """C(12, 6) = 924 subsets are sampled. Independent answers with two keys: the exact mean is within .02."""
     _, correct = arrays(total=12, problems=60)
-    table = SampleTable.from_samples(samples_of(correct, correct))
+    table = SampleTable(samples_of(correct, correct))
     subsets = [list(subset) for subset in combinations(range(12), 6)]
     exact = np.mean([majority(table.keys[:, subset], correct[:, subset]).mean() for subset in subsets])
     first, again = curves(table), curves(table)

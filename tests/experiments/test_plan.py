@@ -173,7 +173,7 @@ def test_operations_of_a_pass(text_folders: dict[str, Path], tmp_path: Path) -> 
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     with FlopCounterMode(display=False) as counter:
         model(torch.ones(1, tokens, dtype=torch.long))
-    shapes = Shapes.of(model, family_of(model))
+    shapes = Shapes(model, family_of(model))
     counted = shapes.forward([tokens], 0, 0) + 2 * shapes.head * tokens
     assert counted == pytest.approx(counter.get_total_flops(), rel=0.01)
     flops = make_plan(recipe_of(folder, tmp_path, "task.name=word-sums", "method.kl=0.1")).flops

@@ -69,6 +69,28 @@ def test_second_answers_that_agree_teach_nothing(kinds: list[tuple[int, int]]) -
     assert all(c.teaches for c in credits(make_method("adapo", zero_advantage="adaptive"), group(*kinds)))
 
 
+def test_groups_without_a_signal_may_be_held() -> None:
+    """By the KL terms alone, as without the paper's filter; by default they leave."""
+    made, prompt = group((1, 1), (0, 1), (0, 1)), Prompt("p", torch.tensor([1]), torch.tensor([[0]]))
+    held, loose = make_method("adapo", kl=0.03, silent_kl=True), make_method("adapo", kl=0.03)
+    rollout = Rollout([prompt], [made])
+    [streams], dropped = select(rollout, [credits(held, made)], drop_zero=True)
+    # P is 2/3: correcting pays 2 (P - 0.6) more, by which the first turn's coefficient is larger.
+    assert streams.kl_coef_gr[0].tolist() == pytest.approx([0.03 + 0.01 * 2 / 15] * 2 + [0] + [0.03] * 3)
+    assert not streams.advantage_gr.any() and not dropped
+    assert select(rollout, [credits(loose, made)], drop_zero=True)[1] == {"zero_advantage": 1}
+
+
+@pytest.mark.parametrize("kinds", [[(0, 0), (0, 1), (0, 0), (1, 1)], [(1, 1), (1, 1), (1, 0), (0, 1)]])
+def test_each_turn_may_have_a_base_of_its_own(kinds: list[tuple[int, int]]) -> None:
+    """What the rewards' gap adds comes on top: to the first turn with P = 3/4, to the second with 1/4."""
+    own = credits(make_method("adapo", kl_1=0.4, kl_2=0.0), group(*kinds))
+    added = [0.01 * 0.3, 0.0] if kinds[0] == (0, 0) else [0.0, 0.01 * 0.7]
+    assert [float(c.kl_coef) for c in own] == pytest.approx([0.4 + added[0], added[1]])
+    fixed = credits(make_method("adapo", reward="fixed", kl=0.2, kl_2=0.5), group(*kinds))
+    assert [float(c.kl_coef) for c in fixed] == pytest.approx([0.2, 0.5])
+
+
 @pytest.mark.parametrize(("reward", "better"), [("fixed-correction", (0, 1)), ("fixed-preservation", (1, 1))])
 def test_fixed_rewards_prefer_one_kind(reward: str, better: tuple[int, int]) -> None:
     """Whatever P is; and neither turn's KL moves."""
@@ -233,6 +255,8 @@ def test_options_of_both() -> None:
         ({"kl": 0, "kl_scale": 0, "score_kl": 0.1}, True),
         ({"kl": 0, "score_kl": 0}, True),
         ({"kl": 0, "reward": "fixed"}, False),
+        ({"kl": 0, "reward": "fixed", "kl_2": 0.1}, True),
+        ({"kl": 0.1, "reward": "fixed", "kl_1": 0, "kl_2": 0}, False),
     ):
         assert make_method("adapo-adpo", **options).config.needs_reference is needs  # type: ignore[attr-defined]
 

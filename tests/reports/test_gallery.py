@@ -22,11 +22,11 @@ from selfverify.evaluation.metrics import SampleTable, summarise
 from selfverify.evaluation.samples import CORRECT_1, StoredSample
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.reports.charts import PALETTE, Bubble, draw_bubbles
+from selfverify.reports.charts import PALETTE, draw_bubbles
 from selfverify.reports.film import PageImages
 from selfverify.reports.gallery import gallery, places
 from selfverify.reports.report import write_report
-from selfverify.reports.run_data import load_run
+from selfverify.reports.run_data import RunData
 from selfverify.tasks.base import Task
 from selfverify.tasks.grounding import Grounding
 from selfverify.tasks.mobile import Mobile
@@ -74,7 +74,7 @@ def folder(tmp_path: Path) -> Path:
 def by_category(
     samples: list[StoredSample], categories: dict[str, dict[str, list[str]]] = CATEGORIES
 ) -> dict[str, Any]:
-    table = SampleTable.from_samples(samples)
+    table = SampleTable(samples)
     return turns_by_category(table, columns_of([categories.get(p, {}) for p in table.problems]))
 
 
@@ -111,7 +111,7 @@ def test_the_page_tells_of_both_turns(folder: Path) -> None:
     for text in ("62.5\u00a0%", "56.2\u00a0%", "\u22126.2 points", "Both turns over training", "angles"):
         assert text in page
     assert page.count(">corrected</span>") == 3 and page.count(">spoiled</span>") == 4
-    cards = gallery(load_run(folder), PageImages())
+    cards = gallery(RunData(folder), PageImages())
     assert [(card["id"], card["kind"]) for card in cards] == [
         ("corrects", "corrected"), ("spoils", "spoiled"), ("even", "even"), ("copies", "unchanged"),
     ]  # fmt: skip
@@ -120,7 +120,7 @@ def test_the_page_tells_of_both_turns(folder: Path) -> None:
 
 
 def test_curves_are_of_validation_problems_where_they_were_measured_often(folder: Path) -> None:
-    run = load_run(folder)
+    run = RunData(folder)
     steps, values = run.turn_accuracy("2")  # one evaluation: the three steps say more
     assert steps.tolist() == [1, 2, 3] and np.allclose(values, [0.1, 0.2, 0.3])
     one_turn = [{k: v for k, v in row.items() if not k.startswith("turns/")} for row in run.steps]
@@ -136,7 +136,7 @@ def test_curves_are_of_validation_problems_where_they_were_measured_often(folder
 def test_ticks_say_where_they_are() -> None:
     """Also between whole percents, where few of them are shown."""
     axes = Figure().subplots()
-    draw_bubbles(axes, [Bubble("ours", PALETTE["best"], 0.16, 0.2)], "Bubbles")
+    draw_bubbles(axes, [("ours", PALETTE["best"], 0.16, 0.2)], "Bubbles")
     axes.set_xlim(0.15, 0.17)
     axes.set_ylim(0.13, 0.152)
     for axis in (axes.xaxis, axes.yaxis):

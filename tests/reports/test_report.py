@@ -21,7 +21,7 @@ from selfverify.reports.charts import running_mean
 from selfverify.reports.film import PageImages
 from selfverify.reports.gallery import gallery
 from selfverify.reports.report import sentence, write_overview, write_report
-from selfverify.reports.run_data import load_run, table
+from selfverify.reports.run_data import RunData, table
 from tables import yaml_cases
 
 ATTACK = "<script>alert('x')</script>&lt;b&gt;"
@@ -247,7 +247,7 @@ def test_missing_parts_are_told(run_copy, tmp_path):
         assert picture.size == (1600, 700)
     for gone in ("metrics.jsonl", "samples-before.jsonl", "metrics.json"):
         (run_copy / gone).unlink()
-    assert load_run(run_copy).summaries["after"]["samples_per_problem"] == 8, "it is computed"
+    assert RunData(run_copy).summaries["after"]["samples_per_problem"] == 8, "it is computed"
     shutil.rmtree(run_copy / "gallery")
     page = shown(run_copy, tmp_path)
     for line in ("no learning curves", "no score histogram before training", "no problems are shown"):
@@ -294,14 +294,14 @@ def test_conversations_are_reported(run_copy, tmp_path):
     ]
     (run_copy / "timing.jsonl").write_text("".join(json.dumps(row) + "\n" for row in clock))
 
-    found = {row["name"]: row for row in table(load_run(run_copy))}
+    found = {row["name"]: row for row in table(RunData(run_copy))}
     after = {name: row["after"]["value"] for name, row in found.items() if row["after"]}
     assert (after["conversations.turns"], after["conversations.failed_turns"]) == ("2.000", "0.500")
     assert (after["conversations.stop"], after["conversations.length"]) == ("75.0\xa0%", "25.0\xa0%")
     assert (after["conversations.error"], after["rewards.tool_errors"]) == ("0.0\xa0%", "1.000")
     assert found["pass@1"]["title"] == "Success rate" and "majority@{n}" not in found
     assert found["best@{n}"]["after"] is not None
-    assert "2.0 turns" in sentence(load_run(run_copy)) and "vote" not in sentence(load_run(run_copy))
+    assert "2.0 turns" in sentence(RunData(run_copy)) and "vote" not in sentence(RunData(run_copy))
     page = shown(run_copy, tmp_path)
     assert ">tool<" in page and "2.75 s" in page
     for kind in ("How conversations end", "Seconds of a rollout", "Turns", "Tool calls", "Tool errors"):
@@ -311,12 +311,12 @@ def test_conversations_are_reported(run_copy, tmp_path):
 def test_a_running_log_may_end_in_half_a_line_but_not_be_corrupt(run_copy):
     log = run_copy / "metrics.jsonl"
     log.write_text('{"step": 1, "accuracy": 0.5}\n{"step": 2, "accuracy": NaN}\n{"step": 3, "acc')
-    steps, values = load_run(run_copy).series("accuracy")
+    steps, values = RunData(run_copy).series("accuracy")
     np.testing.assert_array_equal(steps, [1, 2])
     np.testing.assert_array_equal(values, [0.5, np.nan])
     log.write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
     with pytest.raises(DataError, match=r"metrics\.jsonl, line 2"):
-        load_run(run_copy)
+        RunData(run_copy)
 
 
 @yaml_cases
@@ -327,7 +327,7 @@ def test_files_of_another_shape_are_refused(run_copy, tmp_path, file, text, said
 
 
 def test_the_gallery_puts_contested_problems_first(run_dir):
-    cards = gallery(load_run(run_dir), PageImages())
+    cards = gallery(RunData(run_dir), PageImages())
     order = ["wins", "fails", "missed", "both", "same"]
     kinds = [card["kind"] for card in cards]
     assert kinds == sorted(kinds, key=order.index)
@@ -342,7 +342,7 @@ def test_the_gallery_puts_contested_problems_first(run_dir):
 
 
 def test_the_sentence_says_who_wins_and_when_it_is_chance(run_dir):
-    run = load_run(run_dir)
+    run = RunData(run_dir)
     after, before = run.summaries["after"], run.summaries["before"]
     before["best@8"], after["best@8"], after["majority@8"] = 0.70, 0.80, 0.75
     after["weighted@8"] = 0.85
@@ -371,14 +371,14 @@ def test_what_ends_looking_is_told_and_drawn(tmp_path):
     found = {"rules": rules, "verifier": {"signed": {"smallest_n": 7}}}
     (tmp_path / "metrics.json").write_text(json.dumps({"after": {"pass@1": 0.83}, "stopping": found}))
     write_samples(tmp_path / "samples.jsonl", {}, [made.sample("p", 0, True, None)])
-    told = sentence(load_run(tmp_path))
+    told = sentence(RunData(tmp_path))
     assert all(number in told for number in ("83.0", "4.5", "84.0", "6.8"))
     page = shown(tmp_path, tmp_path)
     assert "<h2>When looking ends</h2>" in page and "the verifier 83%" in page and '"tiles"' not in page
     del rules["self-stop"]["steps"]
     (tmp_path / "metrics.json").write_text(json.dumps({"stopping": found}))
     with pytest.raises(DataError, match="stopping: rules: self-stop: steps: Field required"):
-        load_run(tmp_path)
+        RunData(tmp_path)
 
 
 def test_running_mean_leaves_gaps_out():

@@ -20,7 +20,7 @@ def called(function: Any) -> ToolCalls:
     return read_calls(messages.said("", [{"id": "a", "function": function}], Finish.STOP))
 
 
-@pytest.mark.parametrize("arguments", [None, "", "{}", {}])
+@pytest.mark.parametrize("arguments", [None, "", " \n", "{}", {}])
 def test_arguments_that_are_not_there_are_none(arguments: Any) -> None:
     [call] = called({"name": "get_current_xml", "arguments": arguments}).calls
     assert (call.name, call.arguments) == ("get_current_xml", {})

@@ -63,7 +63,7 @@ def refused(tmp_path: Path, text: str, typed: dict[str, Any] | None = None) -> s
     file.write_text(text)
     backend = {"backend": {"upstream": "http://127.0.0.1:9"}} if typed is None else typed
     with pytest.raises(ConfigError) as error:
-        with_file(ServeConfig, file, backend, str)
+        with_file(ServeConfig, file, backend)
     return str(error.value)
 
 

@@ -24,7 +24,7 @@ from selfverify.core.trainer_config import TrainerConfig
 from selfverify.data.images import read_image
 from selfverify.experiments.registry import make_method
 from selfverify.policy.policy import Policy
-from selfverify.reports.run_data import load_run
+from selfverify.reports.run_data import RunData
 from selfverify.tasks.base import Verdict
 from selfverify.tasks.digits import DigitsSum, DigitsSumConfig
 from worker_functions import judge_sum
@@ -131,7 +131,7 @@ def check(steps: int, kills: int, folder: Path) -> list[str]:
     assert hit >= kills - 1, "the run ended before it could be killed"
 
     assert same_weights(whole, broken) and same_figures(whole, broken)
-    last = load_run(broken).steps[-1]
+    last = RunData(broken).steps[-1]
     assert (last["step"], last["problems/skipped"]) == (steps, 2)
 
     calm, events = (Counter(e["event"] for e in read_events(f / "events.jsonl")) for f in (whole, broken))

@@ -188,6 +188,17 @@ def test_what_looks_show_can_be_taken_away() -> None:
         assert (swapped[number] == following[number]).all() and (swapped[number] != mine[number]).any()
 
 
+@pytest.mark.parametrize("said", ["crop 1 0 0 3", "crop(1, 0, 0, 3, 3)", "Action: crop 1 0 0 3 3", "crop"])
+def test_what_cannot_be_read_is_told_this_tasks_form(task: DigitsFar, said: str) -> None:
+    episode = task.look(task.problem("test", 0, 0))
+    episode.reset()
+    reply = episode.step(PolicyTurn(said, [], Finish.STOP, 0))
+    assert not reply.done and "JSON" not in str(reply.content)
+    form = reply.content[0]["text"].rpartition(": ")[2]
+    assert not episode.step(PolicyTurn(f"<think>7</think>{form}", [], Finish.STOP, 1)).done
+    assert [bool(step.error) for step in episode.steps] == [True, False]
+
+
 @yaml_cases
 def test_options_that_cannot_work(options: dict[str, Any], said: str) -> None:
     """They are refused with the setting's name."""

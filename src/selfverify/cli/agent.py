@@ -26,13 +26,13 @@ from selfverify.cli.options import (
 )
 from selfverify.connectors.pool import EnvironmentServerConfig
 from selfverify.core.config import CommandConfig, Seed
+from selfverify.core.errors import ConfigError, needs
 from selfverify.experiments.command_config import AgentSessionConfig, TeacherConfig
 
 if TYPE_CHECKING:
     from selfverify.agents.reward import AgentRecord
     from selfverify.agents.task import AgentTask
     from selfverify.connectors.pool import Factory
-    from selfverify.core.problem import Problem
     from selfverify.experiments.agent_session import AgentRun
 
 
@@ -147,14 +147,11 @@ def run(settings: AgentSessionConfig) -> None:
 
     - `selfverify agent run "Set an alarm for 7:30" --server http://127.0.0.1:8000 --model Qwen/Qwen3-8B`
     """
-    from selfverify.core.errors import ConfigError
-
-    try:
+    with needs("`agent run` needs", "serve"):
         from selfverify.experiments.agent_session import run_agent
-    except ImportError as error:
-        raise ConfigError(f"`agent run` needs: pip install 'selfverify[serve]' ({error})") from None
     task = _task(settings.task.environment, settings.options())
-    session = run_agent(task, settings, watch_begin, watch_turn)
+    asked = Text("asked: ", "bold")
+    session = run_agent(task, settings, lambda problem: _print(asked, problem.meta["question"]), watch_turn)
     told(session)
     if session.error is not None:
         raise session.error
@@ -209,7 +206,6 @@ def _task(name: str, options: Mapping[str, Any]) -> AgentTask:
         ConfigError: There is no such task, or it has no environment.
     """
     from selfverify.agents.task import AgentTask
-    from selfverify.core.errors import ConfigError
     from selfverify.experiments.registry import make_task
 
     task = make_task(name, **options)
@@ -222,11 +218,6 @@ MOST_LINES = 6
 """Lines of a screen that are shown."""
 WIDEST = 300
 """Characters of a line that are shown."""
-
-
-def watch_begin(problem: Problem) -> None:
-    """Say what is asked."""
-    _print(Text("asked: ", "bold"), problem.meta["question"])
 
 
 def watch_turn(turn: int, worked: AgentRecord, said: str, reply: str) -> None:

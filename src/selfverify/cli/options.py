@@ -6,7 +6,8 @@ repeated. A field of a nested model is an option, too, so that names must be uni
 field with ``json_schema_extra={"option": "stop_looking"}`` is ``--stop-looking``, also where its own name
 differs. A field with ``json_schema_extra={"argument": True}`` is an argument instead.
 
-A model takes settings files if it has a field with `SETTINGS_FILE`, which becomes the option that names one:
+A model takes settings files if it has a field with ``json_schema_extra={"settings_file": True}``, which
+becomes the option that names one:
 a YAML file with the model's sections and all other options. Typed options win over the file, the file over
 defaults; every flag then has an opposite, so that it can be typed against the file.
 
@@ -30,11 +31,11 @@ import typer
 from annotated_types import Ge, Le
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from selfverify.core.config import SETTINGS_FILE, is_marked, option_name
 from selfverify.core.errors import ConfigError
 from selfverify.core.policy_config import is_saved_model, is_served
 from selfverify.experiments.recipe import RECIPE_FILE
@@ -44,23 +45,29 @@ if TYPE_CHECKING:
     from selfverify.evaluation.headline import Headline
 
 
-OptionOf = Callable[[Sequence[int | str]], str | None]
-"""Returns the option, as it is typed, of the setting at a place; None where there is none."""
+def _extra(field: FieldInfo, name: str) -> Any:
+    """Return what a field says in its ``json_schema_extra``; None where it says nothing."""
+    extra = field.json_schema_extra
+    return extra.get(name) if isinstance(extra, dict) else None
+
+
+def option_name(name: str, field: FieldInfo) -> str:
+    """Return the name of the option for a field: the field's own, or one that it gives."""
+    return str(_extra(field, "option") or name)
 
 
 def file_field(model: type[BaseModel]) -> str | None:
     """Return the field of a model that names a settings file; None where it takes none."""
-    return next((name for name, field in model.model_fields.items() if is_marked(field, SETTINGS_FILE)), None)
+    return next((name for name, field in model.model_fields.items() if _extra(field, "settings_file")), None)
 
 
-def with_file(model: type[BaseModel], path: Path, typed: Mapping[str, Any], option_of: OptionOf) -> BaseModel:
+def with_file(model: type[BaseModel], path: Path, typed: Mapping[str, Any]) -> BaseModel:
     """Return the settings in a file, with those that were typed laid over them.
 
     Args:
         model: The settings' model.
         path: The file.
         typed: The values that were typed, in the model's sections.
-        option_of: Names options in messages.
 
     Raises:
         ConfigError: The file cannot be read, or settings do not fit. There is a line for each fault, which
@@ -73,12 +80,10 @@ def with_file(model: type[BaseModel], path: Path, typed: Mapping[str, Any], opti
     try:
         return model.model_validate(_laid_over(document.data, typed))
     except ValidationError as error:
-        faults = []
+        faults: list[str] = []
         for fault in error.errors(include_url=False):
-            if _is_typed(fault["loc"], typed):
-                faults.append(f"{option_of(fault['loc'])}: {reason(fault)}")
-            else:
-                faults += document.complaints([fault], model)
+            is_typed = _is_typed(fault["loc"], typed)
+            faults += [_complaint(model, fault)] if is_typed else document.complaints([fault], model)
         raise ConfigError("\n".join(faults)) from None
 
 
@@ -210,8 +215,7 @@ def _parameter(
     default = inspect.Parameter.empty if required else field.get_default(call_default_factory=True)
     if get_origin(kind) is list:
         kind, default = kind | None, default or None
-    extra = field.json_schema_extra
-    if isinstance(extra, dict) and extra.get("argument"):
+    if _extra(field, "argument"):
         declared: Any = typer.Argument(help=said)
     else:
         least = next((bound.ge for bound in field.metadata if isinstance(bound, Ge)), None)
@@ -239,16 +243,18 @@ def _validated(model: type[BaseModel], values: dict[str, Any], given: set[str]) 
     own = file_field(model)
     if own and values[own] is not None:
         typed = _nested(model, {name: value for name, value in values.items() if name in given})
-        return with_file(model, values[own], typed, lambda place: _option(_named(model, place) or ""))
+        return with_file(model, values[own], typed)
     try:
         return model.model_validate(_nested(model, values))
     except ValidationError as error:
-        faults = []
-        for fault in error.errors(include_url=False):
-            name = _named(model, fault["loc"])
-            said = _spelled(reason(fault), model)
-            faults.append(said if name is None else f"{_option(name)}: {said}")
+        faults = (_complaint(model, fault) for fault in error.errors(include_url=False))
         raise ConfigError("\n".join(faults)) from None
+
+
+def _complaint(model: type[BaseModel], fault: ErrorDetails) -> str:
+    """Return what is wrong with an option, which is named as it is typed."""
+    name, said = _named(model, fault["loc"]), _spelled(reason(fault), model)
+    return said if name is None else f"{_option(name)}: {said}"
 
 
 def _nested(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
@@ -349,19 +355,16 @@ def resolve_target(target: str, recipe: str | None) -> tuple[str, str | None]:
     Raises:
         ConfigError: ``target`` is a model that belongs to no run, and no recipe is given.
     """
-    if is_served(target):
-        if recipe is None:
-            raise ConfigError(f"{target} is a model: say with --recipe NAME what to measure it by")
-        return recipe, target
-    folder = Path(target).expanduser()
-    if (folder / RECIPE_FILE).is_file():
+    folder, served = Path(target).expanduser(), is_served(target)
+    if not served and (folder / RECIPE_FILE).is_file():
         return recipe or target, _trained_model(folder)
-    if is_saved_model(folder):
-        run = next((above for above in folder.resolve().parents if (above / RECIPE_FILE).is_file()), None)
-        if recipe is None and run is None:
-            raise ConfigError(f"{target} is a model: say with --recipe NAME what to measure it by")
-        return recipe or str(run), target
-    return recipe or target, None
+    if not served and not is_saved_model(folder):
+        return recipe or target, None
+    above = () if served else folder.resolve().parents
+    run = recipe or next((str(path) for path in above if (path / RECIPE_FILE).is_file()), None)
+    if run is None:
+        raise ConfigError(f"{target} is a model: say with --recipe NAME what to measure it by")
+    return run, target
 
 
 def saved_model(target: str) -> str:

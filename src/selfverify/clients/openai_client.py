@@ -30,14 +30,12 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from selfverify.clients.replies import calls_of, mended, usable_choices
 from selfverify.core.config import checked_address
-from selfverify.core.errors import ConfigError, ServerError
+from selfverify.core.errors import ConfigError, ServerError, needs
 
-try:
+with needs("servers need more", "serve"):
     import aiohttp
     import httpx2
     import openai
-except ImportError as error:
-    raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
 
 logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells of each request
 

@@ -19,12 +19,10 @@ from selfverify.connectors import openenv as wire
 from selfverify.connectors.content import ContentLimits
 from selfverify.connectors.pool import Factory, close_in_time
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
-from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, __version__
+from selfverify.core.errors import DataError, SelfVerifyError, __version__, needs
 
-try:
+with needs("servers need more", "serve"):
     from aiohttp import WSMsgType, web
-except ImportError as error:
-    raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
 
 
 logger = logging.getLogger("selfverify.environments")

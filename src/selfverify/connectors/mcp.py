@@ -16,14 +16,12 @@ from selfverify.clients.openai_client import BoundedReply
 from selfverify.connectors.content import ContentLimits, from_result
 from selfverify.connectors.openenv import RemoteSession, base_url, read_reward, read_tools
 from selfverify.core.episode import Call, StepResult
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError, DataError, needs
 
-try:
+with needs("MCP's servers need more", "mcp"):
     import httpx2
     from mcp import Client, MCPError, StdioServerParameters
     from mcp.client.streamable_http import streamable_http_client
-except ImportError as error:
-    raise ConfigError(f"MCP's servers need more: pip install 'selfverify[mcp]' ({error})") from None
 
 _AGENTS_FAULT = (-32601, -32602)
 """Codes of JSON-RPC for a tool that does not exist and for arguments that do not fit."""

@@ -40,13 +40,11 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 from selfverify.connectors.content import ContentLimits, from_data_urls, from_result, to_blocks
 from selfverify.core.config import checked_address
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import DataError, needs
 
-try:
+with needs("servers need more", "serve"):
     import aiohttp
     from yarl import URL
-except ImportError as error:
-    raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
 
 
 INVALID_JSON = "INVALID_JSON"

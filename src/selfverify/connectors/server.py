@@ -30,14 +30,12 @@ from selfverify.connectors.content import ContentLimits
 from selfverify.connectors.endpoint import CALLS, Endpoint, SessionLimits
 from selfverify.connectors.pool import KEYS_VARIABLE, EnvironmentServerConfig, Factory
 from selfverify.core.config import how_to_get
-from selfverify.core.errors import ConfigError, SelfVerifyError
+from selfverify.core.errors import ConfigError, SelfVerifyError, needs
 from selfverify.core.files import read_regular
 from selfverify.core.worker import end_with_parent
 
-try:
+with needs("servers need more", "serve"):
     from aiohttp import web
-except ImportError as error:
-    raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
 
 
 logger = logging.getLogger("selfverify.environments")

@@ -21,8 +21,7 @@ from types import ModuleType
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from selfverify.core.errors import ConfigError
 
@@ -31,23 +30,6 @@ class Config(BaseModel):
     """A pydantic model that forbids unknown keys, does not change, and whose numbers are finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-def option_name(name: str, field: FieldInfo) -> str:
-    """Return the name of a command's option for a field of `CommandConfig`: the field's own, or one that it
-    gives."""
-    extra = field.json_schema_extra
-    return str(extra.get("option", name)) if isinstance(extra, dict) else name
-
-
-SETTINGS_FILE: dict[str, JsonValue] = {"settings_file": True}
-"""``json_schema_extra`` of the field of a `CommandConfig` that names a file with all the others."""
-
-
-def is_marked(field: FieldInfo, mark: dict[str, JsonValue]) -> bool:
-    """Whether a field has a mark, such as `SETTINGS_FILE`."""
-    extra = field.json_schema_extra
-    return isinstance(extra, dict) and mark.items() <= extra.items()
 
 
 class CommandConfig(Config):
@@ -397,7 +379,7 @@ class StoppingConfig(Config):
     hurried: int = Field(
         1,
         ge=0,
-        description="Answers that are asked for in the middle of each right conversation: most are wrong "
+        description="Answers that are asked for before some look of each right conversation: most are wrong "
         "before enough was seen, and right with fewer looks behind that.",
     )
     pairs: Literal["wrong", "wrong+wasteful"] = Field(

@@ -3,6 +3,8 @@
 Every message names the thing that is wrong and what to do about it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -12,6 +14,23 @@ class SelfVerifyError(Exception):
 
 class ConfigError(SelfVerifyError):
     """A recipe, an override or a combination of settings that cannot work."""
+
+
+@contextmanager
+def needs(what: str, extra: str) -> Iterator[None]:
+    """Say which extra to install where a module inside cannot be imported.
+
+    Args:
+        what: The beginning of the sentence: what needs it.
+        extra: The extra of this package.
+
+    Raises:
+        ConfigError: A module is missing.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(f"{what}: pip install 'selfverify[{extra}]' ({error})") from None
 
 
 class CheckpointError(SelfVerifyError):

@@ -54,7 +54,8 @@ def only_writer(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
 
     Raises:
         ConfigError: Another process, or another thread of this one, holds it; the message says which.
-        FileError: At the end it is not the folder that was locked (`require_held`).
+        FileError: The lock cannot be written, as on a full disk; or at the end it is not the folder that was
+            locked (`require_held`).
     """
     place = folder.resolve()
     if sys.platform == "win32" or place in _held.get():
@@ -65,6 +66,11 @@ def only_writer(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
     lock = os.fstat(descriptor)
     token = _held.set({**_held.get(), **dict.fromkeys(_names(folder), lock)})
     try:
+        with naming(place / LOCK_FILE):
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            holder = f"process {os.getpid()} on {socket.gethostname()}, since {since},"
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, holder.encode(), 0)
         with _made_known(folder, lock):
             yield
         require_held(folder)
@@ -132,7 +138,8 @@ def _locked(folder: Path, deadline: float) -> int:
 
     path = folder / LOCK_FILE
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        with naming(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -148,10 +155,6 @@ def _locked(folder: Path, deadline: float) -> int:
             time.sleep(0.05)
             continue
         if _is_at(path, os.fstat(descriptor)):
-            since = time.strftime("%Y-%m-%d %H:%M:%S")
-            holder = f"process {os.getpid()} on {socket.gethostname()}, since {since},"
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, holder.encode(), 0)
             return descriptor
         os.close(descriptor)  # its last holder has deleted it meanwhile
 

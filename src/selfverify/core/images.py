@@ -42,11 +42,16 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return _rgb(upright(image))
 
 
-def image_url(image: Image.Image) -> str:
-    """Return a picture as a data URL (PNG, so without loss)."""
+def png(image: Image.Image) -> bytes:
+    """Return a picture in RGB as a PNG, so without loss."""
     buffer = io.BytesIO()
     to_rgb(image).save(buffer, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return buffer.getvalue()
+
+
+def image_url(image: Image.Image) -> str:
+    """Return a picture as a data URL."""
+    return f"data:image/png;base64,{base64.b64encode(png(image)).decode()}"
 
 
 def image_part(image: Image.Image) -> dict[str, Any]:

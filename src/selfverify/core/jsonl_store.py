@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -30,8 +30,13 @@ from selfverify.core.files import (
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-"""A row's class has this as ``__pydantic_config__``: rows with other fields or types are errors when read."""
+
+
+class StrictRow:
+    """The base of a row's class: rows with other fields or types, also inside, are errors when read."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class IndexedRow(Protocol):

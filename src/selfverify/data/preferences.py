@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.jsonl_store import STRICT, read_journal
+from selfverify.core.jsonl_store import StrictRow, read_journal
 from selfverify.data import conversations as talks
 from selfverify.data.fields import Images, Place, Record, Row, filled, first, optional, shown
 from selfverify.data.questions import find_images
@@ -90,7 +90,7 @@ _UNIFORM = {"1": ALL_RIGHT, "1->1": ALL_RIGHT, "0": ALL_WRONG, "0->0": ALL_WRONG
 
 
 @dataclass(frozen=True, slots=True)
-class FilterVerdict:
+class FilterVerdict(StrictRow):
     """The verdict of a policy's samples on one training problem.
 
     Args:
@@ -104,8 +104,6 @@ class FilterVerdict:
     """
 
     STORED_AS: ClassVar[str] = "Verdict"
-
-    __pydantic_config__: ClassVar = STRICT
 
     index: int
     problem: str

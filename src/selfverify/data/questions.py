@@ -79,10 +79,10 @@ THINK_TAG = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 LETTERS = string.ascii_uppercase
 OPTIONS = 'a list of texts, {"A": text, ...}, or a text A. ...; B. ...'
 """The forms of options."""
-_MARKED = re.compile(r"\(?([A-Z])[.):：、]+\s*(.*)", re.DOTALL)
+_MARKED = re.compile(r"\(?([A-Z])[.):：、．]+\s*(.*)", re.DOTALL)
 """A letter before its option, or alone, as BLINK and others mark it."""
 _LETTERED = [
-    (re.compile(rf"(?:\A|{before})\s*\(?([A-Z])[.):：、]\s*"), furthest)
+    (re.compile(rf"(?:\A|{before})\s*\(?([A-Z])[.):：、．]\s*"), furthest)
     for before, furthest in ((r"[;；\n]", 25), (r"\s", 1))
 ]
 """A letter before its option in a text of all options, and how far on the next may be: behind semicolons
@@ -239,7 +239,7 @@ def _lettered(text: str) -> dict[str, str]:
         ends = [*(mark.start() for mark in marks[1:]), len(text)]
         if len(marks) > 1:
             return {
-                mark[1]: text[mark.end() : end].strip(" \t\n;；")
+                mark[1]: text[mark.end() : end].strip(" \t\n;；,，")
                 for mark, end in zip(marks, ends, strict=True)
             }
     return {}

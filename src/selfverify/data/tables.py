@@ -15,7 +15,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError, DataError, needs
 from selfverify.data.fields import Blob, Record
 from selfverify.data.records import RowSource, read_at
 
@@ -101,10 +101,8 @@ def _datasets(what: object) -> Iterator[Any]:
     Raises:
         ConfigError: It is not installed.
     """
-    try:
+    with needs(f"{what}: reading this needs datasets", "data"):
         import datasets
-    except ImportError:
-        raise ConfigError(f"{what}: reading this needs datasets; pip install 'selfverify[data]'") from None
     level, bars = datasets.logging.get_verbosity(), not datasets.are_progress_bars_disabled()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     datasets.disable_progress_bars()

@@ -17,7 +17,7 @@ from selfverify.core.jsonl_store import Row
 from selfverify.core.policy_config import PolicyConfig, is_served
 from selfverify.core.problem import Problem
 from selfverify.core.tags import SCORE_TAG
-from selfverify.evaluation.extraction import SELF, Extractor, PolicyExtractor, make_extractor
+from selfverify.evaluation.extraction import SELF, Extractor, make_extractor
 from selfverify.evaluation.samples import ResumableBatches, note_time
 from selfverify.policy.loading import Loaded, load_structure
 from selfverify.policy.policy import Policy
@@ -70,10 +70,10 @@ class PolicyAnswerer:
 
     def prepare(self, task: Task, config: EvaluationConfig) -> Extractor | None:
         """Tell a task who answers, and return the second reader of answers that a configuration names."""
-        extractor = None if config.extractor is None else make_extractor(config.extractor, self.policy)
         task.set_coordinate_space(self.policy.coordinate_space)
         task.set_policy(self.policy)
-        return extractor
+        name, own = config.extractor, self.policy
+        return None if name is None else make_extractor(name, own.config, own)
 
     def weights(self) -> str:
         """Return the fingerprint of the weights. All processes have to call this."""
@@ -145,9 +145,7 @@ class ServerAnswerer:
         if config.extractor == SELF:
             raise ConfigError("evaluation.extractor=self: a served model reads nothing again; name a model")
         self.introduce(task)
-        if config.extractor is None:
-            return None
-        return PolicyExtractor(Policy.load(self.config.for_model(config.extractor)), config.extractor)
+        return None if config.extractor is None else make_extractor(config.extractor, self.config)
 
     def introduce(self, task: Task) -> None:
         """Tell a task how the served model writes places in images.

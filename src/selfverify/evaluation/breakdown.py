@@ -67,7 +67,7 @@ def breakdown(
     columns = columns_of([problem.meta.get("categories", {}) for problem in asked])
     if not task.metrics and not columns:
         return {}
-    table = SampleTable.from_samples(samples, headline=headline)
+    table = SampleTable(samples, headline=headline)
     chosen = choices(table, task, problems)
     found = {
         "turns_by_category": turns_by_category(table, columns),

@@ -63,7 +63,7 @@ def fit_fusion(score: ArrayLike, logprob: ArrayLike, correct: ArrayLike) -> Fusi
 
 def fusion_of_samples(samples: Sequence[StoredSample]) -> Fusion:
     """Fit a fusion of soft scores on stored samples. See `fit_fusion`."""
-    table = SampleTable.from_samples(samples)
+    table = SampleTable(samples)
     return fit_fusion(table.scores["soft"], table.scores["logprob"], table.correct)
 
 

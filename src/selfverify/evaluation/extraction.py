@@ -15,6 +15,7 @@ from typing import Protocol
 
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import DataError
+from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.core.tags import SCORE_TAG, Tagged, parse_tagged, token_ends
 from selfverify.core.trajectory import Group, Segment, Trajectory
@@ -78,11 +79,14 @@ class PolicyExtractor:
         return found
 
 
-def make_extractor(path: str, policy: Policy) -> Extractor:
-    """Make the extractor that a configuration names by a model's path or as `SELF`."""
-    if path == SELF:
-        return PolicyExtractor(policy, SELF)
-    return PolicyExtractor(Policy.load(policy.config.for_model(path)), path)
+def make_extractor(path: str, config: PolicyConfig, own: Policy | None = None) -> Extractor:
+    """Make the extractor that a configuration names by a model's path or as `SELF`, with a policy's settings.
+
+    ``own`` is the policy of `SELF`; without it one is loaded.
+    """
+    if path != SELF or own is None:
+        own = Policy.load(config if path == SELF else config.for_model(path))
+    return PolicyExtractor(own, path)
 
 
 @dataclass(frozen=True, slots=True)

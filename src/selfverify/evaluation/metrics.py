@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -244,11 +243,19 @@ BESIDE = (FUSED, *TEXT_RULES)
 """Scores that no model wrote; they are measured where samples have them."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class SampleTable:
     """Samples as arrays, one row per problem in order of first appearance, one column per sample.
 
+    Answers count as boxes when no sample has a key and every readable answer is a list of four numbers.
+
     Args:
+        samples: The same number of samples, G, for every problem.
+        order: The problem ids in the order of the rows; by default in order of first appearance.
+        target_boxes: The true boxes, which boxes that a vote makes are judged by.
+        headline: The scores that metrics read.
+        errors: The classes of error that the task names (`Task.errors`).
+
+    Attributes:
         problems: The P problem ids.
         keys: int ``[P, G]``, answers as numbers that are equal inside a problem exactly for equal answers;
             -1 for unreadable answers, and for all boxes.
@@ -264,55 +271,30 @@ class SampleTable:
         headline: The name of the scores that a metric reads if its name has no other.
         comparable: Whether it can be said which answers are the same; not of conversations without an answer.
             Votes have no figures then.
+
+    Raises:
+        DataError: There are no samples, problems have different numbers of them, or answers are boxes and a
+            problem has no target box.
     """
 
-    problems: list[str]
-    keys: NDArray[np.int64]
-    correct: Floats
-    scores: dict[str, Floats]
-    rewards: dict[str, Floats]
-    boxes: Floats | None
-    targets: Floats | None
-    talks: dict[str, Floats]
-    errors: Mapping[str, NDArray[np.bool_]]
-    unclassed: int
-    headline: str = HEADLINE
-    comparable: bool = True
-
-    @classmethod
-    def from_samples(
-        cls,
+    def __init__(
+        self,
         samples: Sequence[StoredSample],
         order: Sequence[str] | None = None,
         target_boxes: Boxes | None = None,
         headline: str = HEADLINE,
         errors: Sequence[str] = (),
-    ) -> SampleTable:
-        """Return samples as arrays.
-
-        Answers count as boxes when no sample has a key and every readable answer is a list of four numbers.
-
-        Args:
-            samples: The same number of samples, G, for every problem.
-            order: The problem ids in the order of the rows; by default in order of first appearance.
-            target_boxes: The true boxes, which boxes that a vote makes are judged by.
-            headline: The scores that metrics read.
-            errors: The classes of error that the task names (`Task.errors`).
-
-        Raises:
-            DataError: There are no samples, problems have different numbers of them, or answers are boxes and
-                a problem has no target box.
-        """
+    ) -> None:
         groups = by_problem(samples)
         if not groups:
             raise DataError("there are no samples to evaluate")
-        problems = list(order) if order is not None else list(groups)
-        rows = [groups[problem] for problem in problems]
-        for problem, row in zip(problems, rows, strict=True):
+        self.problems, self.headline = list(groups if order is None else order), headline
+        rows = [groups[problem] for problem in self.problems]
+        for problem, row in zip(self.problems, rows, strict=True):
             if len(row) != len(rows[0]):
                 raise DataError(
-                    f"problem {problem!r} has {len(row)} samples, but {problems[0]!r} has {len(rows[0])}; "
-                    "every problem needs the same number"
+                    f"problem {problem!r} has {len(row)} samples, but {self.problems[0]!r} has "
+                    f"{len(rows[0])}; every problem needs the same number"
                 )
 
         ordered = [sample for row in rows for sample in row]
@@ -321,26 +303,22 @@ class SampleTable:
             return np.array([*values], dtype=np.float64).reshape(len(rows), -1)
 
         decodings = dict.fromkeys([*DECODINGS, *(name for sample in samples for name in sample.scores)])
-        scores = {name: array(s.scores.get(name) for s in ordered) for name in decodings}
         names = sorted({name for sample in samples for name in sample.rewards})
+        self.keys = np.array([number_keys([sample.key for sample in row]) for row in rows])
+        self.correct = array(s.correct for s in ordered)
+        self.scores = {name: array(s.scores.get(name) for s in ordered) for name in decodings}
+        self.scores["logprob"] = array(s.logprob for s in ordered)
+        self.rewards = {name: array(s.rewards.get(name) for s in ordered) for name in names}
+        self.boxes: Floats | None = None
+        self.targets: Floats | None = None
         boxes = box_array([sample.answer for sample in ordered], [sample.key for sample in ordered])
-        talks = talk_figures(rows)
-        classes, unclassed = error_classes(rows, errors)
-        comparable = boxes is not None or not talks or any(sample.key is not None for sample in ordered)
-        return cls(
-            problems=problems,
-            keys=np.array([number_keys([sample.key for sample in row]) for row in rows]),
-            correct=array(s.correct for s in ordered),
-            scores=scores | {"logprob": array(s.logprob for s in ordered)},
-            rewards={name: array(s.rewards.get(name) for s in ordered) for name in names},
-            boxes=None if boxes is None else boxes.reshape(len(rows), -1, 4),
-            targets=None if boxes is None or target_boxes is None else _targets(problems, target_boxes),
-            talks=talks,
-            errors=classes,
-            unclassed=unclassed,
-            headline=headline,
-            comparable=comparable,
-        )
+        if boxes is not None:
+            self.boxes = boxes.reshape(len(rows), -1, 4)
+            self.targets = None if target_boxes is None else _targets(self.problems, target_boxes)
+        self.talks = talk_figures(rows)
+        self.errors, self.unclassed = error_classes(rows, errors)
+        comparable = boxes is not None or not self.talks
+        self.comparable = comparable or any(sample.key is not None for sample in ordered)
 
     def reward(self, name: str) -> Floats:
         """The rewards ``[P, G]`` called ``name``, NaN where a sample has none."""
@@ -494,7 +472,7 @@ def summarise(
         DataError: There are no samples, problems have different numbers of them, or answers are boxes and a
             problem has no target box.
     """
-    table = SampleTable.from_samples(samples, None, target_boxes, headline, errors)
+    table = SampleTable(samples, None, target_boxes, headline, errors)
     problems, total = table.correct.shape
     found = statistics(table)
     values = {name: _number(statistic.on_all()) for name, statistic in found.items()}
@@ -555,7 +533,7 @@ def paired_difference(
     Raises:
         DataError: The runs are not about the same problems; the message names some that differ.
     """
-    first = SampleTable.from_samples(a, headline=headline)
+    first = SampleTable(a, headline=headline)
     only_a = set(first.problems) - {sample.problem for sample in b}
     only_b = {sample.problem for sample in b} - set(first.problems)
     if only_a or only_b:
@@ -564,7 +542,7 @@ def paired_difference(
             f"only in the first: {sorted(only_a)[:5] or 'none'}, "
             f"only in the second: {sorted(only_b)[:5] or 'none'}"
         )
-    second = SampleTable.from_samples(b, order=first.problems, headline=headline)
+    second = SampleTable(b, order=first.problems, headline=headline)
     left, right = (
         {name: measure(one) for name, one in (statistics(table) | _of_singles(table, metrics)).items()}
         for table in (first, second)

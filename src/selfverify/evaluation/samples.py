@@ -18,13 +18,12 @@ that a task knows. A verifier that reads the same text is worth what it is above
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 from PIL.Image import Image
@@ -32,8 +31,8 @@ from PIL.Image import Image
 from selfverify.core import ranks
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import make_folder, naming
-from selfverify.core.images import to_rgb
-from selfverify.core.jsonl_store import STRICT, JsonlStore, Row, open_journal, read_journal, read_rows
+from selfverify.core.images import png
+from selfverify.core.jsonl_store import JsonlStore, Row, StrictRow, open_journal, read_journal, read_rows
 from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import SCORE_TAG, parse_tagged
 from selfverify.core.trajectory import Finish, Segment, Trajectory
@@ -57,8 +56,6 @@ CORRECT_1 = "correct_1"
 class StoredVerdict:
     """A task's verdict on one turn: the answer, its key and whether it is right, as in `StoredSample`."""
 
-    __pydantic_config__: ClassVar = STRICT
-
     answer: Any
     key: str | None
     correct: bool
@@ -81,8 +78,6 @@ class StoredStep:
             end what was handed in and every vote (`agents.episode.ending_of_agent`). Of an
             environment's message who said it and where in the text (`rollouts.conversation.said_by`).
     """
-
-    __pydantic_config__: ClassVar = STRICT
 
     author: str
     turn: int
@@ -121,8 +116,6 @@ class StoredSample:
         steps: The messages of a conversation; empty where the policy has spoken once.
     """
 
-    __pydantic_config__: ClassVar = STRICT
-
     problem: str
     sample: int
     text: str
@@ -143,7 +136,7 @@ class StoredSample:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredProblem:
+class StoredProblem(StrictRow):
     """A line of the store: what was sampled for one problem.
 
     Args:
@@ -151,8 +144,6 @@ class StoredProblem:
         digest: `Problem.digest` of the problem, by which changed data is noticed.
         samples: The answers to the problem.
     """
-
-    __pydantic_config__: ClassVar = STRICT
 
     index: int
     digest: str
@@ -324,9 +315,7 @@ def written_images(folder: Path, images: Iterable[Image]) -> list[str]:
     """The names of images in a folder. An image that is shown again has the file that it had."""
     names = []
     for image in images:
-        buffer = io.BytesIO()
-        to_rgb(image).save(buffer, "PNG")
-        content = buffer.getvalue()
+        content = png(image)
         name = f"{hashlib.blake2b(content, digest_size=16).hexdigest()}.png"
         path = folder / name
         if not path.exists():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -24,7 +24,7 @@ from selfverify.core import ranks
 from selfverify.core.config import EvaluationConfig, RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode
 from selfverify.core.errors import DataError
-from selfverify.core.jsonl_store import STRICT
+from selfverify.core.jsonl_store import StrictRow
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Trajectory
 from selfverify.evaluation.evaluate import HeldOut
@@ -65,8 +65,6 @@ class CappedStep:
         confidence: The mean log-probability of the answer that was asked for after the step.
     """
 
-    __pydantic_config__: ClassVar = STRICT
-
     delta_r: float | None
     delta_r_plan: float | None
     correct: float | None
@@ -94,8 +92,6 @@ class CappedConversation:
         lost: Whether its episode failed, so that nothing can be said of it.
     """
 
-    __pydantic_config__: ClassVar = STRICT
-
     steps: list[CappedStep]
     before: float | None
     final: float | None
@@ -104,7 +100,7 @@ class CappedConversation:
 
 
 @dataclass(slots=True)
-class CappedProblem:
+class CappedProblem(StrictRow):
     """The conversations about one problem.
 
     Args:
@@ -116,8 +112,6 @@ class CappedProblem:
     """
 
     STORED_AS: ClassVar[str] = "LookedProblem"
-
-    __pydantic_config__: ClassVar = STRICT
 
     index: int
     problem: str
@@ -346,27 +340,16 @@ WITHIN = 0.01
 """How far the smallest fixed number of steps may be below the best one."""
 
 
-@dataclass(frozen=True, slots=True)
-class StopOutcome:
-    """The outcome of a rule in each of N conversations.
+StopOutcome = dict[str, Floats]
+"""The outcome of a rule in each of N conversations, figures ``[N]`` by name.
 
-    Args:
-        right: ``[N]`` how often the answer is right, from 0 to 1.
-        steps: ``[N]`` how many steps were made.
-        visual: ``[N]`` the visual tokens that were shown.
-        early: ``[N]`` whether looking ended before everything needed had been shown; None where the task does
-            not know.
-        late: ``[N]`` whether it ended after more steps than were needed.
-        seen: ``[N]`` how much of what the answer needs had been shown, from 0 to 1; None where the task does
-            not know.
-    """
-
-    right: Floats
-    steps: Floats
-    visual: Floats
-    early: Floats | None
-    late: Floats | None
-    seen: Floats | None
+- ``accuracy``: how often the answer is right, from 0 to 1
+- ``steps``: how many steps were made
+- ``visual_tokens``: the visual tokens that were shown
+- ``too_early``: whether looking ended before everything needed had been shown, and
+- ``too_late``: whether it ended after more steps than were needed, where the task knows that
+- ``crop_hit``: how much of what the answer needs had been shown, from 0 to 1, where the task knows that
+"""
 
 
 def stopped(looked: CappedArrays, at: Ints, on_stop: Literal["run", "skip"] = "run") -> StopOutcome:
@@ -387,12 +370,17 @@ def stopped(looked: CappedArrays, at: Ints, on_stop: Literal["run", "skip"] = "r
     place = place - (takes_own | (~ends & (place > 0) & (on_stop == "skip")))
     answered = np.where(ends, looked.final, looked.correct[rows, place])
     right, enough = np.where(takes_own, own, answered).astype(np.float64), looked.enough
-    early = late = None
+    found = {
+        "accuracy": right,
+        "steps": place.astype(np.float64),
+        "visual_tokens": looked.visual[rows, place],
+    }
     if enough is not None:
-        early = ((enough == 0) | (place < enough)).astype(np.float64)
-        late = ((enough > 0) & (place > enough)).astype(np.float64)
-    seen = None if looked.seen is None else looked.seen[rows, place]
-    return StopOutcome(right, place.astype(np.float64), looked.visual[rows, place], early, late, seen)
+        found["too_early"] = ((enough == 0) | (place < enough)).astype(np.float64)
+        found["too_late"] = ((enough > 0) & (place > enough)).astype(np.float64)
+    if looked.seen is not None:
+        found["crop_hit"] = looked.seen[rows, place]
+    return found
 
 
 def own_end(looked: CappedArrays) -> Ints:
@@ -425,9 +413,8 @@ def shuffled(looked: CappedArrays, at: Ints) -> StopOutcome:
     The mean over all permutations of the times, each as likely; no permutation is drawn.
     """
     times, counts = np.unique(at, return_counts=True)
-    parts = zip(*(astuple(always(looked, time)) for time in times), strict=True)
-    means: Any = [None if part[0] is None else np.average(part, axis=0, weights=counts) for part in parts]
-    return StopOutcome(*means)
+    each = [always(looked, time) for time in times]
+    return {name: np.average([one[name] for one in each], axis=0, weights=counts) for name in each[0]}
 
 
 def outcomes(looked: CappedArrays, epsilons: Mapping[Kind, float]) -> dict[str, StopOutcome]:
@@ -474,17 +461,12 @@ def compared(looked: CappedArrays, epsilons: Mapping[Kind, float]) -> dict[str, 
     found = outcomes(looked, epsilons)
     rules: dict[str, Any] = {}
     for name, outcome in found.items():
-        rules[name] = {
-            "accuracy": float(outcome.right.mean()),
-            "interval": interval([measure(_mean(looked, outcome.right))]),
-            "steps": float(outcome.steps.mean()),
-            "visual_tokens": float(outcome.visual.mean()),
-        }
-        known = {"too_early": outcome.early, "too_late": outcome.late, "crop_hit": outcome.seen}
-        rules[name] |= {key: float(part.mean()) for key, part in known.items() if part is not None}
+        rules[name] = {figure: float(values.mean()) for figure, values in outcome.items()}
+        rules[name]["interval"] = interval([measure(_mean(looked, outcome["accuracy"]))])
     fixed = {n: found[f"always {n}"] for n in range(1, looked.delta_r.shape[1] + 1)}
-    best = max(fixed, key=lambda n: (fixed[n].right.mean(), -n), default=0)
-    near = [n for n in fixed if fixed[n].right.mean() >= fixed[best].right.mean() - WITHIN]
+    right = {n: float(outcome["accuracy"].mean()) for n, outcome in fixed.items()}
+    best = max(fixed, key=lambda n: (right[n], -n), default=0)
+    near = [n for n in fixed if right[n] >= right[best] - WITHIN]
     against: dict[str, Any] = {}
     for rule in epsilons if near else ():
         own, smallest = found[rule], fixed[min(near)]
@@ -492,10 +474,10 @@ def compared(looked: CappedArrays, epsilons: Mapping[Kind, float]) -> dict[str, 
             "epsilon": epsilons[rule],
             "best_n": best,
             "smallest_n": min(near),
-            "gap_to_smallest_n": _difference(looked, own.right - smallest.right),
-            "steps_share": float(own.steps.mean() / smallest.steps.mean()),
-            "over_random": _difference(looked, own.right - found[f"{rule}, random"].right),
-            "over_self_stop": _difference(looked, own.right - found["self-stop"].right),
+            "gap_to_smallest_n": _difference(looked, own, smallest),
+            "steps_share": float(own["steps"].mean() / smallest["steps"].mean()),
+            "over_random": _difference(looked, own, found[f"{rule}, random"]),
+            "over_self_stop": _difference(looked, own, found["self-stop"]),
         }
     return {"rules": rules, "verifier": against}
 
@@ -507,6 +489,6 @@ def _mean(looked: CappedArrays, values: Floats) -> Statistic:
     return ratio_statistic(sums, counts)
 
 
-def _difference(looked: CappedArrays, values: Floats) -> dict[str, Any]:
-    found = compare([measure(_mean(looked, values))])
+def _difference(looked: CappedArrays, own: StopOutcome, other: StopOutcome) -> dict[str, Any]:
+    found = compare([measure(_mean(looked, own["accuracy"] - other["accuracy"]))])
     return {"mean": found["difference"], "interval": found["interval"]}

@@ -16,7 +16,7 @@ from selfverify.clients.openai_client import ServerConfig
 from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import SelfVerifyError
-from selfverify.core.problem import Problem
+from selfverify.core.problem import Problem, content_parts, content_text
 from selfverify.core.trajectory import Finish
 from selfverify.evaluation.samples import StoredSample, StoredStep, written_images
 from selfverify.experiments.command_config import AgentSessionConfig
@@ -27,7 +27,7 @@ from selfverify.rollouts.rollout import rollout
 from selfverify.rollouts.sampler import Sampler
 from selfverify.rollouts.script_sampler import TextSampler
 from selfverify.rollouts.server_sampler import ServerSampler
-from selfverify.rollouts.wrappers import EpisodeWrapper
+from selfverify.rollouts.wrappers import RecordingEpisode
 from selfverify.tasks.answering import Verdict
 
 OnTurn = Callable[[int, AgentRecord, str, str], None]
@@ -86,7 +86,7 @@ def run_agent(
         if error is not None:
             watched.stop("it was interrupted" if isinstance(error, KeyboardInterrupt) else str(error))
         page = None
-        if watched.ended is not None and any(step.author == "policy" for step in watched.steps):
+        if watched.ended is not None and any(message["role"] == "assistant" for message in watched.messages):
             entry = {"id": problem.id, "question": problem.meta["question"], "target": problem.target}
             page = write_agent_page(
                 watched.sample(problem.id), entry, type(task), _about(settings), Path(images), settings.output
@@ -94,7 +94,7 @@ def run_agent(
     return AgentRun(problem, watched.ended, watched.inner.worked, page, error)
 
 
-class Watched(EpisodeWrapper):
+class Watched(RecordingEpisode):
     """An agent's episode, of which every turn is told and kept.
 
     Args:
@@ -106,28 +106,13 @@ class Watched(EpisodeWrapper):
     inner: AgentEpisode
 
     def __init__(self, inner: AgentEpisode, images: Path, on_turn: OnTurn) -> None:
-        super().__init__(inner)
-        self.images, self.on_turn = images, on_turn
-        self.steps: list[StoredStep] = []
-        self.ended: EpisodeResult | None = None
-
-    def reset(self) -> Observation | None:
-        reply = super().reset()
-        if reply is not None:
-            self._keep(reply, 0)
-        return reply
+        super().__init__(inner, [], lambda image: written_images(images, [image])[0])
+        self.on_turn = on_turn
 
     def step(self, said: PolicyTurn) -> Observation:
-        finish = str(said.finish)
-        self.steps.append(StoredStep("policy", said.turn, self.channel, said.text, [], finish, {}, None))
         reply = super().step(said)
-        words = "" if reply.done else self._keep(reply, said.turn + 1)
-        self.on_turn(said.turn, self.inner.worked, said.text, words)
+        self.on_turn(said.turn, self.inner.worked, said.text, "" if reply.done else reply.text)
         return reply
-
-    def result(self) -> EpisodeResult:
-        self.ended = super().result()
-        return self.ended
 
     def stop(self, why: str) -> None:
         """End what has broken off, without a verdict."""
@@ -138,20 +123,22 @@ class Watched(EpisodeWrapper):
     def sample(self, problem: str) -> StoredSample:
         """The session as the store keeps one."""
         assert self.ended is not None
-        for step in self.steps:
-            if step.author == "policy" and step.turn < len(self.ended.turns):
-                step.record = self.ended.turns[step.turn]
+        steps: list[StoredStep] = []
+        turn, records = 0, self.ended.turns
+        for message in self.messages:
+            own, content = message["role"] == "assistant", message["content"]
+            author, channel = ("policy", self.channel) if own else ("environment", "observation")
+            images = [part["image"] for part in content_parts(content) if part["type"] == "image"]
+            record = records[turn] if own and turn < len(records) else None
+            text = content_text(content)
+            steps.append(StoredStep(author, turn, channel, text, images, None, {}, None, record))
+            turn += own
         judged = self.ended.parsed
-        text = "".join(step.text for step in self.steps)
         return StoredSample(
-            problem, 0, text, None, None, isinstance(judged, Verdict) and judged.correct,
-            dict(self.ended.rewards), {}, 0, None, str(Finish.STOP), 0, steps=self.steps,
+            problem, 0, "".join(step.text for step in steps), None, None,
+            isinstance(judged, Verdict) and judged.correct, dict(self.ended.rewards), {}, 0, None,
+            str(Finish.STOP), 0, steps=steps,
         )  # fmt: skip
-
-    def _keep(self, reply: Observation, turn: int) -> str:
-        names = written_images(self.images, reply.images)
-        self.steps.append(StoredStep("environment", turn, "observation", reply.text, names, None, {}, None))
-        return reply.text
 
 
 def _problem(settings: AgentSessionConfig, task: AgentTask) -> Problem:

@@ -125,23 +125,8 @@ class Checked:
     samples: list[ShownRow] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """A row that can be used, as it was read.
-
-    Args:
-        kind: The kind of answer that the row asks for.
-        pictures: For each image a digest of its encoded bytes, their number, and the image's size.
-        asked: A digest of the question and the images.
-        prompt: The prompt.
-        odd: Why it looks wrong.
-    """
-
-    kind: str
-    pictures: list[tuple[bytes, int, Size]]
-    asked: bytes
-    prompt: Prompt
-    odd: list[str]
+Picture = tuple[bytes, int, Size]
+"""A digest of an image's encoded bytes, their number, and the image's size."""
 
 
 class _Model:
@@ -164,8 +149,11 @@ class _Model:
         for task in self.tasks.values():
             task.set_coordinate_space(partial(space, self.loaded.model, self.loaded.image_processor))
 
-    def read(self, row: Row) -> _Read:
+    def read(self, row: Row) -> tuple[str, list[Picture], bytes, Prompt, list[str]]:
         """Return what is counted of a row.
+
+        These are the kind of answer that it asks for, its images, a digest of the question and the images,
+        the prompt, and why it looks wrong.
 
         Raises:
             DataError: The row cannot be used.
@@ -182,7 +170,7 @@ class _Model:
         kind, asked = kind_of(row), [row.get(name) for name in _ASKED]
         text = json.dumps(asked, sort_keys=True, default=str).encode()
         digest = _digest(b"".join([*(own for own, *_ in pictures), text]))
-        return _Read(kind, pictures, digest, self._prompt(kind, opened), self._odd(kind, opened))
+        return kind, pictures, digest, self._prompt(kind, opened), self._odd(kind, opened)
 
     def _odd(self, kind: str, row: Row) -> list[str]:
         """Return what looks wrong about a row, although it can be read."""
@@ -276,19 +264,19 @@ def check_rows(rows: Rows, settings: PolicyConfig, *, samples: int = 3) -> Check
     for index in range(len(rows)):
         try:
             row = rows[index]
-            read = model.read(row)
+            kind, shown_images, asked, prompt, odd = model.read(row)
         except DataError as error:
             found.broken.append(BadRow.of(rows.place(index), error))
             continue
-        id, prompt = row["id"], read.prompt
-        kinds[read.kind] += 1
+        id = row["id"]
+        kinds[kind] += 1
         categories[row["category"] or "(none)"] += 1
-        counts[len(read.pictures)] += 1
-        pictures |= {digest: (size, shape) for digest, size, shape in read.pictures}
+        counts[len(shown_images)] += 1
+        pictures |= {digest: (size, shape) for digest, size, shape in shown_images}
         prompts.append((len(prompt.ids), sum(image.placeholders for image in prompt.images), index, id))
-        if (first := firsts.setdefault(read.asked, id)) != id:
+        if (first := firsts.setdefault(asked, id)) != id:
             found.duplicates.append((id, first))
-        for fault in [*read.odd, *([REPEATED] if index in rows.repeated else [])]:
+        for fault in [*odd, *([REPEATED] if index in rows.repeated else [])]:
             found.odd.setdefault(fault, []).append(id)
         if len(found.samples) < samples:
             found.samples.append(model.show(row, prompt))

@@ -14,7 +14,6 @@ does not have them (`Questions`).
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +31,7 @@ from selfverify.core.files import (
     write_bytes,
     write_json,
 )
-from selfverify.core.images import to_rgb
+from selfverify.core.images import png
 from selfverify.core.jsonl_store import read_journal
 from selfverify.core.problem import Problem
 from selfverify.data.conversations import check_output, write_conversations
@@ -153,11 +152,7 @@ class Questions:
             return None
         name = f"problem-{row.index:06d}.png"
         entry: dict[str, Any] = without_surrogates(shown_entry(self._remade.task, made, name))
-        if not made.images:
-            return entry, None
-        buffer = io.BytesIO()
-        to_rgb(made.images[0]).save(buffer, "PNG")
-        return entry, buffer.getvalue()
+        return entry, png(made.images[0]) if made.images else None
 
 
 def sample_to_atif(

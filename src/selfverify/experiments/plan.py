@@ -42,30 +42,24 @@ ENDED = 5
 """Of so many conversations one has ended when the others' keys are copied without it."""
 
 
-@dataclass(frozen=True, slots=True)
 class Block:
-    """The widths of a layer: of the model, its heads, all queries, all keys, and the feed-forward block."""
+    """The widths of a layer: of the model, its heads, all queries, all keys, and the feed-forward block.
 
-    hidden: int
-    heads: int
-    query: int
-    keys: int
-    wide: int
+    Args:
+        config: A configuration of transformers, of a decoder or of a tower.
 
-    @classmethod
-    def of(cls, config: Any) -> Block:
-        """Return those in a configuration of transformers, of a decoder or of a tower.
+    Raises:
+        ConfigError: It names none, or several for different layers.
+    """
 
-        Raises:
-            ConfigError: It names none, or several for different layers.
-        """
+    def __init__(self, config: Any) -> None:
         heads = getattr(config, "num_attention_heads", None) or getattr(config, "num_heads", None)
         hidden, wide = getattr(config, "hidden_size", None), getattr(config, "intermediate_size", None)
         if not (isinstance(heads, int) and isinstance(hidden, int) and isinstance(wide, int | None)):
             raise ConfigError(f"{config.model_type}: its configuration names no one width of all its layers")
-        size = getattr(config, "head_dim", None) or hidden // heads
-        keys = size * (getattr(config, "num_key_value_heads", None) or heads)
-        return cls(hidden, heads, size * heads, keys, wide or 4 * hidden)
+        size: int = getattr(config, "head_dim", None) or hidden // heads
+        self.hidden, self.heads, self.query, self.wide = hidden, heads, size * heads, wide or 4 * hidden
+        self.keys: int = size * (getattr(config, "num_key_value_heads", None) or heads)
 
     def saved(self, size: int, own: bool = True, norms: bool = True) -> int:
         """Return the bytes that autograd keeps of a token.
@@ -80,11 +74,14 @@ class Block:
         return 2 * (4 + (1 + norms) * size) * self.hidden + size * (attention + 4 * self.wide)
 
 
-@dataclass(frozen=True, slots=True)
 class Shapes:
     """The numbers of a model.
 
     Args:
+        model: The model, which needs no weights.
+        family: Its family.
+
+    Attributes:
         layer: The widths of a decoder layer.
         layer_count: How many there are.
         window: The sliding window of some layers; None where there is none.
@@ -102,25 +99,7 @@ class Shapes:
         vision: Bytes that autograd keeps of a patch in a tower that learns.
     """
 
-    layer: Block
-    layer_count: int
-    window: int | None
-    sliding: int
-    vocabulary: int
-    tied: bool
-    size: int
-    learnt: int
-    adapted: bool
-    weights: int
-    every: int
-    learning: int
-    decoder: int
-    tower: int
-    vision: int
-
-    @classmethod
-    def of(cls, model: Any, family: Family) -> Shapes:
-        """Count a model that has no weights."""
+    def __init__(self, model: Any, family: Family) -> None:
         text, head = model.config.get_text_config(), model.get_output_embeddings().weight
         decoder: Any = family.backbone(model)
         vision = getattr(model.config, "vision_config", None)
@@ -129,23 +108,20 @@ class Shapes:
         kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
         every = [*model.parameters()]
         learning = [p for p in every if p.requires_grad]
-        return cls(
-            Block.of(text),
-            text.num_hidden_layers,
-            getattr(text, "sliding_window", None),
-            kinds.count("sliding_attention"),
-            len(head),
-            head is model.get_input_embeddings().weight,
-            head.itemsize,
-            max(p.itemsize for p in learning),
-            is_adapted(model),
-            sum(p.nbytes for p in every),
-            sum(p.numel() for p in every),
-            sum(p.numel() for p in learning),
-            sum(p.numel() for p in getattr(decoder, "layers", decoder).parameters()),
-            sum(p.numel() for p in family.vision_parameters(model)),
-            depth and depth * Block.of(vision).saved(head.itemsize, own=False),
-        )
+        self.layer = Block(text)
+        self.layer_count: int = text.num_hidden_layers
+        self.window: int | None = getattr(text, "sliding_window", None)
+        self.sliding: int = kinds.count("sliding_attention")
+        self.vocabulary, self.size = len(head), int(head.itemsize)
+        self.tied = head is model.get_input_embeddings().weight
+        self.learnt: int = max(p.itemsize for p in learning)
+        self.adapted = is_adapted(model)
+        self.weights: int = sum(p.nbytes for p in every)
+        self.every: int = sum(p.numel() for p in every)
+        self.learning: int = sum(p.numel() for p in learning)
+        self.decoder: int = sum(p.numel() for p in getattr(decoder, "layers", decoder).parameters())
+        self.tower: int = sum(p.numel() for p in family.vision_parameters(model))
+        self.vision = depth and depth * Block(vision).saved(self.size, own=False)
 
     @property
     def head(self) -> int:
@@ -172,11 +148,22 @@ class Shapes:
         return self.work(tokens, sum(p * p + rows * own * (p + own) for p in prompts))
 
 
-@dataclass(frozen=True, slots=True)
 class Lengths:
     """The prompts and conversations of one step on one GPU.
 
+    A few problems are drawn; conversations go on to the recipe's limits, or are as long as demonstrated.
+
     Args:
+        recipe: The recipe.
+        method: Its method.
+        policy: Encodes the prompts.
+        groups: How many problems the step has.
+        heard: The tokens of what an environment says at a time.
+
+    Raises:
+        DataError: The task cannot make its problems.
+
+    Attributes:
         prompts: The tokens of each prompt.
         shown: The placeholders of each prompt's images.
         patches: The patches of each prompt's images, which pass through the tower.
@@ -186,58 +173,41 @@ class Lengths:
         stated: Where the lengths come from, in words for people.
     """
 
-    prompts: list[int]
-    shown: list[int]
-    patches: list[int]
-    group_size: int
-    own: int
-    said: int
-    stated: str
-
-    @classmethod
-    def of(cls, recipe: Recipe, method: Method, policy: Policy, groups: int, heard: int | None) -> Lengths:
-        """Draw a few problems; conversations go on to the recipe's limits, or are as long as demonstrated.
-
-        Args:
-            recipe: The recipe.
-            method: Its method.
-            policy: Encodes the prompts.
-            groups: How many problems the step has.
-            heard: The tokens of what an environment says at a time.
-
-        Raises:
-            DataError: The task cannot make its problems.
-        """
+    def __init__(
+        self, recipe: Recipe, method: Method, policy: Policy, groups: int, heard: int | None
+    ) -> None:
         task = recipe_task(recipe)
         task.set_coordinate_space(policy.coordinate_space)
         problems = [task.problem("train", recipe.seed, i) for i in range(min(groups, MOST))]
         drawn = [policy.encoder.prompt(problem) for problem in problems]
         prompts = [*islice(cycle(drawn), groups)]
-        shown = [sum(image.placeholders for image in prompt.images) for prompt in prompts]
-        sizes = [len(prompt.ids) for prompt in prompts], shown, [_patches(policy, p) for p in prompts]
-        stated = f"{len(drawn)} problems of {task.name} were drawn"
+        self.prompts = [len(prompt.ids) for prompt in prompts]
+        self.shown = [sum(image.placeholders for image in prompt.images) for prompt in prompts]
+        self.patches = [_patches(policy, prompt) for prompt in prompts]
+        self.stated = f"{len(drawn)} problems of {task.name} were drawn"
         if not samples(recipe, method):
             seeds = [*range(len(problems))]
             made = method.rollout(policy, task, problems, seeds, recipe.sampling)
             told = [t for group in made.groups for t in group.trajectories]
-            own = max(len(t.tokens) for t in told)
-            rows = max(len(group.trajectories) for group in made.groups)
-            return cls(*sizes, rows, own, own, f"{stated}, with their demonstrations")
+            self.own = self.said = max(len(t.tokens) for t in told)
+            self.group_size = max(len(group.trajectories) for group in made.groups)
+            self.stated += ", with their demonstrations"
+            return
         limits = method.limits or task.limits
         begins = any(problem.environment_begins for problem in problems)
         words = recipe.method.options.get("second_turn")
         if heard is None and words is not None and not begins:
             asked = Problem("planned", user_turn("", 0))
             heard = len(ReplyEncoder(policy.encoder).encode(asked, Observation(words), 1).tokens)
-        stated += f", conversations go on to sampling.max_new_tokens in each of {limits.turns} turns"
+        self.stated += f", conversations go on to sampling.max_new_tokens in each of {limits.turns} turns"
         if heard is None and (begins or limits.turns > 1):
-            stated += ", and what their environment says is NOT counted: say how long it is"
-        said = limits.turns * recipe.sampling.max_new_tokens
-        own = said + (heard or 0) * (limits.turns - 1 + begins)
+            self.stated += ", and what their environment says is NOT counted: say how long it is"
+        self.group_size = recipe.sampling.group_size
+        self.said = limits.turns * recipe.sampling.max_new_tokens
+        self.own = whole = self.said + (heard or 0) * (limits.turns - 1 + begins)
         if limits.tokens is not None:
-            whole, own = own, min(own, max(limits.tokens - min(sizes[0]), 1))
-            said = said * own // whole
-        return cls(*sizes, recipe.sampling.group_size, own, said, stated)
+            self.own = min(whole, max(limits.tokens - min(self.prompts), 1))
+            self.said = self.said * self.own // whole
 
 
 def samples(recipe: Recipe, method: Method) -> bool:
@@ -336,8 +306,8 @@ def make_plan(recipe: Recipe, gpus: int = 1, sharded: bool = False, heard: int |
         loaded = load_structure(settings)
     policy, method = Policy(loaded, settings), make_method(recipe.method.name, **recipe.method.options)
     policy.cache = None  # so that no image is encoded
-    at = Lengths.of(recipe, method, policy, -(-recipe.learner.groups_per_step // gpus), heard)
-    shapes, notes = Shapes.of(policy.model, loaded.family), list[str]()
+    at = Lengths(recipe, method, policy, -(-recipe.learner.groups_per_step // gpus), heard)
+    shapes, notes = Shapes(policy.model, loaded.family), list[str]()
     held = _states(recipe, method, shapes)
     if not settings.train_vision:
         features = sum(at.shown) * shapes.layer.hidden * shapes.size
@@ -510,7 +480,7 @@ def engine_lines(recipe: Recipe, engine: EngineConfig, config: Mapping[str, Any]
     sees = getattr(settings, "vision_config", None) is not None
     with torch.device("meta"):
         model: Any = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_config(settings)
-    at, size = Shapes.of(model, family_of(model)), 2 if policy.dtype == "bfloat16" else 4
+    at, size = Shapes(model, family_of(model)), 2 if policy.dtype == "bfloat16" else 4
     learning = at.every if policy.train_vision else at.every - at.tower
     if policy.lora is not None:
         linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]

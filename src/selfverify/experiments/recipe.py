@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_serializer, model_validator
 
 from selfverify.core.config import (
     Config,
@@ -360,10 +360,7 @@ def build_recipe(document: Document) -> Recipe:
     Raises:
         ConfigError: A key or a value is wrong, or settings contradict each other; one line per fault.
     """
-    try:
-        recipe = Recipe.model_validate(document.data)
-    except ValidationError as error:
-        raise ConfigError("\n".join(document.complaints(error.errors(), Recipe))) from None
+    recipe = document.validated(Recipe)
     # Late, because tasks and methods import torch, and `selfverify --help` should not wait for that.
     from selfverify.experiments import registry
 
@@ -417,12 +414,10 @@ def _complete(
 
     try:
         model = look_up(section, choice.name).config_class
-        options = model.model_validate(choice.options)
     except ConfigError as error:
         raise ConfigError(f"{document.place((section, 'name'))}: {error}") from None
-    except ValidationError as error:
-        place, about = (written_in or section,), f" ({section} {choice.name})"
-        raise ConfigError("\n".join(document.complaints(error.errors(), model, place, about))) from None
+    about = f" ({section} {choice.name})"
+    options = document.validated(model, choice.options, (written_in or section,), about)
     return NamedConfig(name=choice.name, options=options.model_dump())
 
 

@@ -13,9 +13,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import StringIO
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
@@ -26,6 +26,7 @@ from ruamel.yaml.representer import SafeRepresenter
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import read_regular
 
+Checked = TypeVar("Checked", bound=BaseModel)
 Key = tuple[str | int, ...]
 """The path of a value in a document, such as ``("learner", "optim", "betas", 0)``."""
 
@@ -164,6 +165,17 @@ class Document:
             target.places.setdefault(part, source)
             target[part] = target = Section(inner)  # an alias may repeat it, which stays as it is
         target[last], target.places[last] = load_yaml(text, source), source
+
+    def validated(self, model: type[Checked], data: Any = None, prefix: Key = (), about: str = "") -> Checked:
+        """Return the document as a ``model``, or ``data``, a part of it; see `complaints`.
+
+        Raises:
+            ConfigError: It does not fit; one line per fault.
+        """
+        try:
+            return model.model_validate(self.data if data is None else data)
+        except ValidationError as error:
+            raise ConfigError("\n".join(self.complaints(error.errors(), model, prefix, about))) from None
 
     def complaints(
         self, faults: Iterable[ErrorDetails], model: type[BaseModel], prefix: Key = (), about: str = ""

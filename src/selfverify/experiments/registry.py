@@ -30,27 +30,24 @@ from selfverify.tasks.word_sums import WordSums
 from selfverify.visual.digits_far import DigitsFar
 from selfverify.visual.task import LookQuestions, MarkedQuestions
 
-_OWN: dict[str, type[Task]] = {
-    task.name: task
-    for task in (
-        DigitsPick,
-        DigitsSum,
-        DigitsLocate,
-        DigitsShown,
-        DigitsMix,
-        DigitsFar,
-        LookQuestions,
-        MarkedQuestions,
-        WordSums,
-        Grounding,
-        Mobile,
-        Math,
-        Conversations,
-        Preferences,
-        AndroidAgents,
-        EnvironmentAgents,
-    )
-}
+_OWN: tuple[type[Task], ...] = (
+    DigitsPick,
+    DigitsSum,
+    DigitsLocate,
+    DigitsShown,
+    DigitsMix,
+    DigitsFar,
+    LookQuestions,
+    MarkedQuestions,
+    WordSums,
+    Grounding,
+    Mobile,
+    Math,
+    Conversations,
+    Preferences,
+    AndroidAgents,
+    EnvironmentAgents,
+)
 
 
 def all_tasks() -> dict[str, type[Task]]:
@@ -59,9 +56,7 @@ def all_tasks() -> dict[str, type[Task]]:
     Raises:
         ConfigError: Two of them have one name.
     """
-    return with_distributions(
-        "TASKS", "task", _OWN.values(), lambda tasks: [(task.name, task) for task in tasks]
-    )
+    return with_distributions("TASKS", "task", _OWN, lambda tasks: [(task.name, task) for task in tasks])
 
 
 TASKS = all_tasks()

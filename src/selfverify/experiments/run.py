@@ -9,7 +9,7 @@ import dataclasses
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -345,13 +345,10 @@ def noting_recipe(
     if not (resume and (folder / RECIPE_FILE).is_file()):
         write_recipe(recipe, folder)
         return on_step
-    noted = False
+    note = cache(partial(write_recipe, recipe, folder))
 
     def stepped(*figures: Any) -> None:
-        nonlocal noted
-        if not noted:
-            write_recipe(recipe, folder)
-        noted = True
+        note()
         if on_step is not None:
             on_step(*figures)
 

@@ -19,7 +19,7 @@ import numpy as np
 from selfverify.core import event_loop
 from selfverify.core.episode import Episode
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
-from selfverify.core.jsonl_store import STRICT
+from selfverify.core.jsonl_store import StrictRow
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.data.conversations import check_output, journal_of, write_conversations
@@ -58,8 +58,6 @@ class TaughtConversation:
         answer: The answer as it was read from the last turn; None where none could be read.
     """
 
-    __pydantic_config__: ClassVar = STRICT
-
     messages: list[Message]
     rewards: dict[str, float] = field(default_factory=dict)
     lost: str = ""
@@ -70,7 +68,7 @@ class TaughtConversation:
 
 
 @dataclass(frozen=True, slots=True)
-class TaughtProblem:
+class TaughtProblem(StrictRow):
     """A line of the journal.
 
     Args:
@@ -82,8 +80,6 @@ class TaughtProblem:
     """
 
     STORED_AS: ClassVar[str] = "Lessons"
-
-    __pydantic_config__: ClassVar = STRICT
 
     index: int
     problem: str
@@ -370,7 +366,7 @@ ANSWERED_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(StrictRow):
     """A line of the journal.
 
     Args:
@@ -379,8 +375,6 @@ class Answered:
         messages: The conversation with the new answer; empty where there is none.
         lost: Why there is none.
     """
-
-    __pydantic_config__: ClassVar = STRICT
 
     index: int
     problem: str

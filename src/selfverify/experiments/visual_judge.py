@@ -19,13 +19,14 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from selfverify.clients.replies import text_of, usable_choices
 from selfverify.core import event_loop
 from selfverify.core.errors import ConfigError, DataError, ServerError
-from selfverify.core.jsonl_store import STRICT, JsonlStore, open_journal, read_journal
+from selfverify.core.jsonl_store import JsonlStore, StrictRow, open_journal, read_journal
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.command_config import TeacherConfig
@@ -133,7 +134,7 @@ def number_of(prompt: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class OnAnswer:
+class OnAnswer(StrictRow):
     """A line of ``verdicts.jsonl``.
 
     Args:
@@ -142,8 +143,6 @@ class OnAnswer:
         votes: What the model has said: right, wrong, or neither.
         said: Its words in the first vote that says neither.
     """
-
-    __pydantic_config__: ClassVar = STRICT
 
     index: int
     trace: str
@@ -172,9 +171,9 @@ class Verdicts:
         self.known: dict[int, bool | None] = {}
         self._store: JsonlStore | None = None
         if settings is not None:
-            self._store, self.known = open_journal(path, OnAnswer, settings, brief=_right)
+            self._store, self.known = open_journal(path, OnAnswer, settings, brief=attrgetter("right"))
         elif path.is_file():
-            _, self.known = read_journal(path, OnAnswer, brief=_right)
+            _, self.known = read_journal(path, OnAnswer, brief=attrgetter("right"))
         else:
             raise ConfigError(f"{path.parent} has no {path.name}; `selfverify visual judge` makes it")
 
@@ -196,10 +195,6 @@ class Verdicts:
             return "the model that judged the answer said neither right nor wrong"
         trace.rewards, trace.decider = trace.rewards | {"correct": float(right)}, "judge"
         return ""
-
-
-def _right(row: OnAnswer) -> bool | None:
-    return row.right
 
 
 @dataclass(slots=True)

@@ -41,7 +41,7 @@ from typing import Any, Literal
 from PIL import Image
 from pydantic import TypeAdapter
 
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import DataError, needs
 from selfverify.core.files import (
     make_folder,
     naming,
@@ -480,13 +480,11 @@ def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def _parquet(path: Path, rows: Iterable[Mapping[str, Any]], talks: Sequence[str]) -> None:
     """Write Parquet whose columns of images `datasets` decodes."""
-    try:
+    with needs(f"{path}: Parquet needs datasets", "data"):
         import pyarrow as pa
         import pyarrow.parquet as parquet
         from datasets import Features, Value
         from datasets import Image as ImageFeature
-    except ImportError:
-        raise ConfigError(f"{path}: Parquet needs datasets; pip install 'selfverify[data]'") from None
     text = Value("string")
     talk = [{"role": text, "content": [{"type": text, "text": text}]}]
     schema = Features({"id": text, **dict.fromkeys(talks, talk), "images": [ImageFeature()]}).arrow_schema

@@ -48,8 +48,15 @@ class AdaPOConfig(TwoTurnConfig):
     )
     fixed_gap: float = Field(0.5, gt=0, description="What `fixed-correction` and `-preservation` pay more.")
     kl: float = Field(0.001, ge=0, description="KL coefficient of both turns at least (beta_base).")
+    kl_1: float | None = Field(None, ge=0, description="beta_base of the first turn, if not `kl`.")
+    kl_2: float | None = Field(None, ge=0, description="beta_base of the second turn, if not `kl`.")
     kl_scale: float = Field(
         0.01, ge=0, description="lambda: what the rewards' gap adds to it; 0 is no dynamic KL."
+    )
+    silent_kl: bool = Field(
+        False,
+        description="The KL terms also hold groups without a signal, as without the paper's filter "
+        "(Appendix A.2). Off, such groups leave.",
     )
     turn_format_weight: float = Field(
         0.0,
@@ -70,7 +77,13 @@ class AdaPOConfig(TwoTurnConfig):
     @property
     def needs_reference(self) -> bool:
         """Whether any turn can have a KL term."""
-        return self.kl > 0 or (self.reward == "adaptive" and self.kl_scale > 0)
+        return max(self.bases) > 0 or (self.reward == "adaptive" and self.kl_scale > 0)
+
+    @property
+    def bases(self) -> tuple[float, float]:
+        """beta_base of the first and of the second turn."""
+        first, second = (self.kl if own is None else own for own in (self.kl_1, self.kl_2))
+        return first, second
 
     @property
     def shape(self) -> RewardShape:
@@ -142,7 +155,7 @@ class AdaPO(TwoTurnMethod):
             advantage = torch.zeros_like(advantage)
         betas = self._betas(table)
         return [
-            Credit(channel, advantage, kl_coef=beta, valid=valid)
+            Credit(channel, advantage, kl_coef=beta, valid=valid, holds=self.config.silent_kl)
             for channel, beta in zip((TURN_1, TURN_2), betas, strict=True)
         ]
 
@@ -152,7 +165,8 @@ class AdaPO(TwoTurnMethod):
 
     def _betas(self, table: Tensor) -> tuple[Tensor, Tensor]:
         scale = self.config.kl_scale if self.config.reward == "adaptive" else 0.0
-        return dynamic_kl(table, scale, self.config.kl)
+        first, second = dynamic_kl(table, scale, 0.0)
+        return first + self.config.bases[0], second + self.config.bases[1]
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Return the common figures, those of the turns, and the state that rewards and KL adapt to."""

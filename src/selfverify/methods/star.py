@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EVENTS_FILE, EventLog, note
-from selfverify.core.jsonl_store import STRICT, JsonlStore
+from selfverify.core.jsonl_store import JsonlStore, StrictRow
 from selfverify.core.problem import Problem
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Author, Credit, Finish, Group, Segment, Trajectory
@@ -53,8 +53,6 @@ Kept = tuple[int, Trajectory]
 class StoredSegment:
     """The stored fields of a `Segment`, which explains them."""
 
-    __pydantic_config__: ClassVar = STRICT
-
     channel: str
     tokens: list[int]
     text: str
@@ -64,15 +62,13 @@ class StoredSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class Collected(StrictRow):
     """A line of `CONVERSATIONS_FILE`.
 
     Args:
         index: A training problem's index.
         conversations: The conversations about the problem that are worth learning from, segment by segment.
     """
-
-    __pydantic_config__: ClassVar = STRICT
 
     index: int
     conversations: list[list[StoredSegment]]

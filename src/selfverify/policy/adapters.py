@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
-from selfverify.core.errors import CheckpointError, ConfigError
+from selfverify.core.errors import CheckpointError, ConfigError, needs
 from selfverify.core.policy_config import AdapterConfig
 from selfverify.policy.decoding import kept_generators
 from selfverify.policy.families import Family
@@ -69,10 +69,8 @@ def is_adapted(model: Any) -> bool:
 
 
 def _peft(needing: str) -> Any:
-    try:
+    with needs(f"{needing} needs peft", "lora"):
         import peft
-    except ImportError as error:
-        raise ConfigError(f"{needing} needs peft: pip install 'selfverify[lora]'") from error
     return peft
 
 

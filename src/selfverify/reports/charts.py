@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -162,46 +161,33 @@ def draw_lines(
         axes.set_ylim(*limits)
 
 
-@dataclass(frozen=True, slots=True)
-class Bubble:
-    """The changes that second turns make for one model.
-
-    Args:
-        name: The model's name in the legend.
-        colour: A value of `PALETTE`.
-        spoiled: M_1->0, the share of all answers that were right first and wrong then.
-        corrected: M_0->1, the share of all answers that were wrong first and right then.
-    """
-
-    name: str
-    colour: str
-    spoiled: float
-    corrected: float
-
-
-def draw_bubbles(axes: Axes, points: Sequence[Bubble], title: str) -> None:
+def draw_bubbles(axes: Axes, points: Sequence[tuple[str, str, float, float]], title: str) -> None:
     """Draw AdaPO's Fig. 4: corrected against spoiled answers.
 
     A bubble's area is |delta|; a hollow bubble loses by its second turn. On the dotted line as many answers
     are corrected as are spoiled.
+
+    Args:
+        axes: Where to draw.
+        points: Of each model its name in the legend, a value of `PALETTE`, M_1->0 (the share of all answers
+            that were right first and wrong then) and M_0->1 (the same the other way round).
+        title: The chart's title.
     """
-    places = np.array([(p.spoiled, p.corrected) for p in points])
+    places = np.array([point[2:] for point in points])
     low, high = (places.min(0), places.max(0)) if len(places) else (np.zeros(2), np.ones(2))
     margin = 0.15 * (high - low) + 0.01
     (left, bottom), (right, top) = np.maximum(low - margin, 0.0), high + margin
     axes.plot([0, 1], [0, 1], ":", color=PALETTE["muted"], lw=1, zorder=1)
     handles = []
-    for point in points:
-        delta = point.corrected - point.spoiled
-        face = point.colour if delta >= 0 else "none"
-        axes.scatter(
-            [point.spoiled], [point.corrected], s=30 + 6000 * abs(delta), c=face, edgecolors=point.colour,
-            alpha=0.6, zorder=2,
-        )  # fmt: skip
-        axes.scatter([point.spoiled], [point.corrected], s=9, color=point.colour, zorder=3)
+    for name, colour, spoiled, corrected in points:
+        delta = corrected - spoiled
+        face = colour if delta >= 0 else "none"
+        area = 30 + 6000 * abs(delta)
+        axes.scatter([spoiled], [corrected], s=area, c=face, edgecolors=colour, alpha=0.6, zorder=2)
+        axes.scatter([spoiled], [corrected], s=9, color=colour, zorder=3)
         change = f"{delta * 100:+.1f}".replace("-", "\u2212")
-        shown: Any = {"markerfacecolor": face, "markeredgecolor": point.colour}
-        handles.append(Line2D([], [], marker="o", ls="", label=f"{point.name} {change}", **shown))
+        shown: Any = {"markerfacecolor": face, "markeredgecolor": colour}
+        handles.append(Line2D([], [], marker="o", ls="", label=f"{name} {change}", **shown))
     _finish(axes, title, "spoiled: right first, wrong then", percent=True)
     axes.set_ylabel("corrected: wrong first, right then")
     axes.xaxis.set_major_formatter(FuncFormatter(_percent))
@@ -383,7 +369,7 @@ def turns(runs: Sequence[RunData]) -> Iterator[Chart]:
                 last = stage == "after" or "turns" not in run.summaries.get("after", {})
                 name = stage if len(runs) == 1 else f"{run.name}, {stage}"
                 shade = PALETTE[run.colour if last else "pass"]
-                points.append(Bubble(name, shade, found["1->0"], found["0->1"]))
+                points.append((name, shade, found["1->0"], found["0->1"]))
     if points:
         yield _chart(
             draw_bubbles,
@@ -502,6 +488,10 @@ def scores(runs: Sequence[RunData]) -> Iterator[Chart]:
                 )
             elif run.samples.get(stage):
                 run.leave_out("scores", f"The samples {stage} training carry no soft scores.")
+
+
+SECTIONS = (accuracy, stopping, turns, training, conversations, signal, scores)
+"""What a page draws, by the functions' names."""
 
 
 def _title(runs: Sequence[RunData], run: RunData, text: str) -> str:

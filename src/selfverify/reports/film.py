@@ -120,11 +120,6 @@ def strip(steps: Sequence[T], show: Callable[[T], Shown]) -> list[Shown]:
     return [*map(show, steps[:first]), {"left_out": len(steps) - first - last}, *map(show, steps[-last:])]
 
 
-def message_strip(sample: StoredSample, image: Callable[[object], Shown]) -> list[Shown]:
-    """Return the messages of a conversation, with the images that ``image`` shows."""
-    return strip(sample.steps, lambda step: {"step": step, "images": [image(name) for name in step.images]})
-
-
 def answer_text(value: Any) -> str:
     """Return an answer as text."""
     if value is None:

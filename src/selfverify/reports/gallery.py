@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from selfverify.evaluation.metrics import SampleTable, by_problem
-from selfverify.evaluation.samples import CORRECT_1, IMAGES, StoredSample
+from selfverify.evaluation.samples import CORRECT_1, IMAGES, StoredSample, StoredStep
 from selfverify.reports.film import (
     PageImages,
     Shown,
     agent_film,
     end_of,
     film_of_sample,
-    message_strip,
     numbers,
+    strip,
 )
 from selfverify.reports.run_data import STAGES, RunData
 from selfverify.selection.rules import Floats, best_weights, cluster_boxes, elect
@@ -99,7 +99,7 @@ def gallery(run: RunData, images: PageImages) -> list[Shown]:
             run.leave_out("gallery", "None of the gallery's problems is among the stored samples.")
         return []
     shown = [sample for sample in samples if sample.problem in entries]
-    table, grouped = SampleTable.from_samples(shown), by_problem(shown)
+    table, grouped = SampleTable(shown), by_problem(shown)
     keys = table.keys if table.boxes is None else cluster_boxes(table.boxes)[0]
     vote, best = elect(keys, np.ones(keys.shape)), best_weights(table.scores[run.reading])
     if CORRECT_1 in table.rewards:
@@ -124,6 +124,10 @@ def _card(
     """
     image = images.of_file(run.gallery_images, entry["image"]) if entry.get("image") else None
     stored = images.of_files(run.path / IMAGES)
+
+    def message(step: StoredStep) -> Shown:
+        return {"step": step, "images": [stored(name) for name in step.images]}
+
     several = len(samples) > 1  # of one sample there is nothing to choose
     rows, answers = [], []
     for sample, voted, chosen in zip(samples, vote, best, strict=True):
@@ -133,7 +137,7 @@ def _card(
             {
                 "sample": sample,
                 "film": looked,
-                "steps": [] if looked else message_strip(sample, stored),
+                "steps": [] if looked else strip(sample.steps, message),
                 "score": sample.scores.get(run.reading),
                 "change": _change(sample),
                 "vote": several and bool(voted > 0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,7 +27,6 @@ from selfverify.reports.run_data import (
     STAGES,
     RunData,
     comparison,
-    load_run,
     percent,
     points,
     table,
@@ -66,7 +66,7 @@ def write_report(
     folders = [run_dirs] if isinstance(run_dirs, (str, Path)) else list(run_dirs)
     if not folders:
         raise DataError("a report needs at least one run")
-    runs = [load_run(Path(folder)) for folder in folders]
+    runs = [RunData(Path(folder)) for folder in folders]
     names = [run.name for run in runs]
     for index, (run, folder) in enumerate(zip(runs, folders, strict=True)):
         run.colour = charts.RUN_COLOURS[index % len(charts.RUN_COLOURS)]
@@ -98,13 +98,7 @@ def write_report(
         comparison=comparison(runs) if len(runs) > 1 else [],
         small="small" if len(runs) == 1 else "",
         stages=STAGE_TITLES,
-        accuracy=list(charts.accuracy(runs)),
-        stopping=list(charts.stopping(runs)),
-        turns=list(charts.turns(runs)),
-        training=list(charts.training(runs)),
-        conversations=list(charts.conversations(runs)),
-        signal=list(charts.signal(runs)),
-        scores=list(charts.scores(runs)),
+        **{draw.__name__: list(draw(runs)) for draw in charts.SECTIONS},
         kinds={kind: title for kind, (title, _) in KINDS.items()},
     )
 
@@ -151,7 +145,7 @@ def _templates() -> Environment:
     )  # fmt: skip
     made.filters |= {
         "answer": answer_text, "call": call_text, "cell": _cell, "percent": percent, "points": points,
-        "short": _short, "signed": signed, "with_code": _with_code,
+        "short": partial(shortened, room=_LONGEST), "signed": signed, "with_code": _with_code,
     }  # fmt: skip
     return made
 
@@ -160,10 +154,6 @@ def sentence(run: RunData) -> Markup:
     """Return what happened in one sentence with figures, as HTML."""
     told = _templates().get_template("sentence.j2").render(run=run, stages=STAGE_TITLES, readings=READINGS)
     return Markup(re.sub(r"[ \n]+", " ", told).strip())
-
-
-def _short(text: str) -> str:
-    return shortened(text, _LONGEST)
 
 
 def _with_code(text: str) -> Markup:
@@ -177,7 +167,7 @@ def write_overview(run_dir: str | Path, png_path: str | Path) -> Path:
     Raises:
         DataError: The run has neither summaries with curves nor stored samples.
     """
-    run = load_run(Path(run_dir))
+    run = RunData(Path(run_dir))
     curves, scores = [], []
     for stage in STAGES:
         if found := run.summaries.get(stage, {}).get("curves"):

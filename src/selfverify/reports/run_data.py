@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -111,13 +110,14 @@ class _Shown(BaseModel):
     regions: list[Any] | None = None
 
 
-@dataclass(slots=True)
 class RunData:
     """A run, as far as its folder has files.
 
     Args:
-        name: The folder's name.
         path: The folder.
+
+    Attributes:
+        name: The folder's name.
         gallery_images: The folder of the images that ``problems`` name.
         settings: The settings in ``metrics.json``.
         headline: The table that comes first, where there is one: ``title``, ``columns``, ``rows``, ``notes``.
@@ -134,24 +134,59 @@ class RunData:
             by stage.
         missing: A sentence for each part of a report that cannot be shown, by section.
         colour: The name of its colour in charts (`selfverify.reports.charts.PALETTE`).
+
+    Raises:
+        DataError: The folder does not exist or holds nothing of a run, or a file in it is corrupt.
     """
 
-    name: str
-    path: Path
-    gallery_images: Path
-    settings: dict[str, Any] = field(default_factory=dict)
-    headline: dict[str, Any] | None = None
-    stopping: dict[str, Any] | None = None
-    summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
-    samples: dict[str, list[StoredSample]] = field(default_factory=dict)
-    differences: dict[str, dict[str, Any]] = field(default_factory=dict)
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    happened: list[str] = field(default_factory=list)
-    problems: list[dict[str, Any]] = field(default_factory=list)
-    measured_only: bool = False
-    talk_times: dict[str, dict[str, float]] = field(default_factory=dict)
-    missing: dict[str, list[str]] = field(default_factory=dict)
-    colour: str = "best"
+    def __init__(self, path: Path) -> None:
+        if not path.is_dir():
+            raise DataError(f"{path} is not the folder of a run")
+        self.name, self.path, self.gallery_images = path.resolve().name, path, path / "gallery"
+        self.colour = "best"
+        self.summaries: dict[str, dict[str, Any]] = {}
+        self.samples: dict[str, list[StoredSample]] = {}
+        self.differences: dict[str, dict[str, Any]] = {}
+        self.talk_times: dict[str, dict[str, float]] = {}
+        self.missing: dict[str, list[str]] = {}
+        stored = read_metrics(path)
+        self.settings: dict[str, Any] = stored.get("settings") or {}
+        self.headline, self.stopping = stored.get("headline"), stored.get("stopping")
+        self.measured_only = is_evaluation(path)
+        for stage in STAGES[1:] if self.measured_only else STAGES:
+            file = path / ("samples.jsonl" if self.measured_only else f"samples-{stage}.jsonl")
+            if file.exists():
+                self.samples[stage] = read_samples(file)[1]
+                self.talk_times |= {stage: times} if (times := mean_time(file)) else {}
+            else:
+                self.leave_out(
+                    "scores", f"{file.name} is missing, so there is no score histogram {stage} training."
+                )
+            if stored.get(stage):
+                self.summaries[stage] = stored[stage]
+            elif self.samples.get(stage):
+                self.summaries[stage] = summarise(self.samples[stage])
+            else:
+                self.leave_out(
+                    "table", f"metrics.json has no figures {stage} training, and {file.name} is missing."
+                )
+        if all(self.samples.get(stage) for stage in STAGES):
+            self.differences = paired_difference(self.samples["before"], self.samples["after"], self.reading)
+        elif self.summaries and not self.measured_only:
+            self.leave_out("table", "Without the samples of both stages there are no paired differences.")
+        timing = {row.get("step"): row for row in _read_steps(path / "timing.jsonl")}
+        self.steps = [timing.get(row.get("step"), {}) | row for row in _read_steps(path / "metrics.jsonl")]
+        if not self.steps and not self.measured_only:
+            self.leave_out("training", "metrics.jsonl is missing or empty, so there are no learning curves.")
+        self.happened = story(read_events(path / EVENTS_FILE))
+        self.problems = read_entries(path / "gallery")
+        if not (stored or self.samples or self.steps or self.happened or self.problems):
+            raise DataError(
+                f"{path} holds nothing to report: no metrics.json, no samples and no metrics.jsonl; name the "
+                "folder of a run or of an evaluation"
+            )
+        if not self.problems:
+            self.leave_out("gallery", "gallery/problems.json is missing, so no problems are shown.")
 
     def leave_out(self, section: str, sentence: str) -> None:
         """Note what a section lacks of this run."""
@@ -209,56 +244,6 @@ class RunData:
         right = [score for score, correct in scored if score is not None and correct]
         wrong = [score for score, correct in scored if score is not None and not correct]
         return np.array(right), np.array(wrong)
-
-
-def load_run(path: Path) -> RunData:
-    """Read a run's folder.
-
-    Raises:
-        DataError: The folder does not exist or holds nothing of a run, or a file in it is corrupt.
-    """
-    if not path.is_dir():
-        raise DataError(f"{path} is not the folder of a run")
-    run = RunData(path.resolve().name, path, path / "gallery")
-    stored = read_metrics(path)
-    run.settings = stored.get("settings") or {}
-    run.headline, run.stopping = stored.get("headline"), stored.get("stopping")
-    run.measured_only = is_evaluation(path)
-    for stage in STAGES[1:] if run.measured_only else STAGES:
-        file = path / ("samples.jsonl" if run.measured_only else f"samples-{stage}.jsonl")
-        if file.exists():
-            run.samples[stage] = read_samples(file)[1]
-            run.talk_times |= {stage: times} if (times := mean_time(file)) else {}
-        else:
-            run.leave_out(
-                "scores", f"{file.name} is missing, so there is no score histogram {stage} training."
-            )
-        if stored.get(stage):
-            run.summaries[stage] = stored[stage]
-        elif run.samples.get(stage):
-            run.summaries[stage] = summarise(run.samples[stage])
-        else:
-            run.leave_out(
-                "table", f"metrics.json has no figures {stage} training, and {file.name} is missing."
-            )
-    if all(run.samples.get(stage) for stage in STAGES):
-        run.differences = paired_difference(run.samples["before"], run.samples["after"], run.reading)
-    elif run.summaries and not run.measured_only:
-        run.leave_out("table", "Without the samples of both stages there are no paired differences.")
-    timing = {row.get("step"): row for row in _read_steps(path / "timing.jsonl")}
-    run.steps = [timing.get(row.get("step"), {}) | row for row in _read_steps(path / "metrics.jsonl")]
-    if not run.steps and not run.measured_only:
-        run.leave_out("training", "metrics.jsonl is missing or empty, so there are no learning curves.")
-    run.happened = story(read_events(path / EVENTS_FILE))
-    run.problems = read_entries(path / "gallery")
-    if not (stored or run.samples or run.steps or run.happened or run.problems):
-        raise DataError(
-            f"{path} holds nothing to report: no metrics.json, no samples and no metrics.jsonl; name the "
-            "folder of a run or of an evaluation"
-        )
-    if not run.problems:
-        run.leave_out("gallery", "gallery/problems.json is missing, so no problems are shown.")
-    return run
 
 
 def is_evaluation(path: Path) -> bool:

@@ -7,13 +7,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 from PIL.Image import Image
 
 from selfverify.core.errors import DataError
 from selfverify.core.images import to_rgb
-from selfverify.core.jsonl_store import STRICT
+from selfverify.core.jsonl_store import StrictRow
 from selfverify.core.problem import Problem
 from selfverify.core.score_tokens import ScoreReading, ScoreTree
 from selfverify.core.trajectory import Author, Finish, Group, Segment, Trajectory
@@ -25,8 +25,6 @@ from selfverify.tasks.answering import Verdict
 @dataclass(frozen=True, slots=True)
 class RecordedVerdict:
     """A `Verdict`, which explains the fields."""
-
-    __pydantic_config__: ClassVar = STRICT
 
     reward: float
     correct: bool
@@ -46,16 +44,12 @@ class RecordedReading:
     The tokens of the scores themselves are those of the policy's tokenizer.
     """
 
-    __pydantic_config__: ClassVar = STRICT
-
     branches: list[tuple[list[int], list[int], list[float]]]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedValue:
     """A task's verdict or record as a JSON value."""
-
-    __pydantic_config__: ClassVar = STRICT
 
     value: Any
 
@@ -66,8 +60,6 @@ Parsed = RecordedVerdict | RecordedReading | RecordedValue | None
 @dataclass(frozen=True, slots=True)
 class RecordedSegment:
     """A `Segment`, which explains the fields. Images are the names that their content gives them."""
-
-    __pydantic_config__: ClassVar = STRICT
 
     channel: str
     tokens: list[int]
@@ -85,8 +77,6 @@ class RecordedSegment:
 class RecordedTrajectory:
     """A `Trajectory`, which explains the fields."""
 
-    __pydantic_config__: ClassVar = STRICT
-
     segments: list[RecordedSegment]
     scores: dict[str, float]
     rewards: dict[str, float]
@@ -94,7 +84,7 @@ class RecordedTrajectory:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedGroup:
+class RecordedGroup(StrictRow):
     """A line of a rollout log.
 
     Args:
@@ -104,8 +94,6 @@ class RecordedGroup:
         trajectories: The trajectories that were sampled for it.
         skipped: Why the problem was skipped; empty where it was not.
     """
-
-    __pydantic_config__: ClassVar = STRICT
 
     index: int
     problem: str

@@ -147,7 +147,7 @@ def _read(calls: Sequence[Any]) -> dict[str, Any]:
         for call in calls:
             name, arguments = call["function"]["name"], call["function"].get("arguments")
             if arguments is None or isinstance(arguments, str):
-                arguments = read_json(arguments or "{}")
+                arguments = read_json((arguments or "").strip() or "{}")
             found.append({"name": name, "arguments": arguments})
     except ValueError as error:
         return {"error": f"its arguments are no JSON: {error}"[:300]}

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from selfverify.core.config import SETTINGS_FILE, CommandConfig, Seed, checked_address
+from selfverify.core.config import CommandConfig, Seed, checked_address
 from selfverify.core.errors import ConfigError
 from selfverify.selection.rules import Kind
 from selfverify.selection.stopping import Stopping
@@ -235,7 +235,7 @@ class ServeConfig(CommandConfig):
     A file of settings has these sections.
     """
 
-    config: Path | None = Field(None, json_schema_extra=SETTINGS_FILE)
+    config: Path | None = Field(None, json_schema_extra={"settings_file": True})
     """A YAML file with the settings below; options that are typed win over it."""
 
     backend: BackendConfig

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from pydantic import Field, model_validator
 
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError, DataError, needs
 from selfverify.core.problem import Problem, Split
 from selfverify.core.process_pool import WorkerPool
 from selfverify.core.tags import SCORE_TAG, Tagged, parse_tagged
@@ -241,13 +241,8 @@ class Math(RowTask):
 
     def _workers(self) -> WorkerPool:
         if self._pool is None:
-            try:
+            with needs("task math compares answers with math-verify, which cannot be imported", "math"):
                 from selfverify.tasks import math_worker
-            except ImportError as error:
-                raise ConfigError(
-                    f"task math compares answers with math-verify, which cannot be imported ({error}); "
-                    "pip install 'selfverify[math]'"
-                ) from None
             c = self.config
             self._pool = WorkerPool(
                 math_worker.compare, c.timeout_s, c.workers, cache=100_000, max_input=20_000

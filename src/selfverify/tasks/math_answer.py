@@ -78,7 +78,9 @@ def compare_values(gold: Value, own: Value, target: Target) -> Comparison:
     if isinstance(gold, Named) or isinstance(own, Named):
         return _compare_named(gold, own, target)
     if isinstance(gold, Label) and isinstance(own, Label):
-        return _verdict(gold.text.replace(" ", "") == own.text.replace(" ", ""))
+        # Of a time of day the half may be missing.
+        left, right = (value.text.replace(" ", "").removesuffix("|h") for value in (gold, own))
+        return _verdict(left == right)
     if isinstance(gold, Label) or isinstance(own, Label):
         return WRONG
     if isinstance(gold, Expression) and isinstance(own, Expression) and gold.equation and own.equation:
@@ -101,17 +103,16 @@ def _compare_named(gold: Value, own: Value, target: Target) -> Comparison:
     same = g.name == a.name or g.name.partition("_")[0] == a.name or a.name.partition("_")[0] == g.name
     if g.name and a.name and not same and {g.name, a.name} != {"y", "f(x)"}:
         return WRONG
-    if g.name.islower() and isinstance(a.value, Items) and not a.value.kind:
+    kinds = [value.kind if isinstance(value, Items) else "?" for value in (g.value, a.value)]
+    if g.name.islower() and kinds[0] in ("()", "[]", "(]", "[)") and not kinds[1]:
         return WRONG  # "-1, 1" are roots and no interval
-    found = WRONG
-    for left in (g.value, g.rounded):
-        for right in (a.value, a.rounded):
-            if left is not None and right is not None:
-                told = compare_values(left, right, target)
-                if told.verdict == "right":
-                    return told
-                found = told if told.verdict == "ask" else found
-    return found
+    told = [
+        compare_values(left, right, target)
+        for left in (g.value, g.rounded)
+        for right in (a.value, a.rounded)
+        if left is not None and right is not None
+    ]
+    return min(told, key=lambda one: ("right", "ask", "wrong").index(one.verdict))
 
 
 _LOOSE = {"": ("", "{}"), "{}": ("", "{}"), "()": ("", "()")}
@@ -120,16 +121,16 @@ _LOOSE = {"": ("", "{}"), "{}": ("", "{}"), "()": ("", "()")}
 
 def _compare_items(gold: Value, own: Value, target: Target) -> Comparison:
     """Compare lists: of numbers and labels here, of other expressions by math-verify."""
-    several = [isinstance(v, Expression) and ("\\pm" in v.latex or "\\cup" in v.latex) for v in (gold, own)]
     golds, owns = (value.items if isinstance(value, Items) else (value,) for value in (gold, own))
     if len(golds) != len(owns):
-        # "\pm 3" is a list of two that has no comma.
-        return _ask(gold, own) if any(several) and not all(several) else WRONG
+        unions = [isinstance(value, Expression) and "\\cup" in value.latex for value in (gold, own)]
+        return _ask(gold, own) if unions[0] != unions[1] else WRONG
     opened, kind = (value.kind if isinstance(value, Items) else "" for value in (gold, own))
     named = has_names(golds)
     agree = kind in _LOOSE.get(opened, (opened,))
     if len(opened) in (0, 2) and len(kind) == 2 and opened != "{}":
         agree |= target.kind == "list" or (not opened and (named or len(golds) == 1))
+    agree |= opened == "\\cup" and not kind and not any(isinstance(value, Named) for value in owns)
     if not agree and not (target.kind == "list" and not kind and len(opened) == 2):
         return WRONG
     ordered = opened not in ("", "{}", "\\cup", "\\cap") or named

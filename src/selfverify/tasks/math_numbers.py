@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
@@ -21,9 +21,7 @@ from ruamel.yaml import YAML
 Exact = Fraction | float
 """A Fraction is exact; a float stands for an irrational number, and NaN for what has no value."""
 
-TABLES: dict[str, Any] = YAML(typ="safe").load(
-    (files("selfverify.tasks") / "math_tables.yaml").read_text("utf-8")
-)
+TABLES: dict[str, Any] = YAML(typ="safe").load(Path(__file__).with_name("math_tables.yaml"))
 """The characters, commands, words and units by which answers are read."""
 _TOKEN = re.compile(
     r"(?P<clock>(?<![\d:.])(?:(?:[01]?\d|2[0-3])(?::[0-5]\d){1,2}(?![\d:])(?:\s*[AaPp]\.?\s*[Mm](?![A-Za-z])\.?)?"
@@ -97,7 +95,7 @@ HEDGES, DENIALS = frozenset(TABLES["hedges"]), frozenset(TABLES["denials"])
 """Words that add something to an answer, and words that take it back."""
 CHANGES = HEDGES | {*TABLES["changes"].split()}
 """Words behind a number that make another number or no answer of it: "3 dozens" and "3 or more cats"."""
-_NO_NOUNS = CHANGES | {"of", "this", "thus"}
+_NO_NOUNS = CHANGES | DENIALS | {"of", "this", "thus"}
 
 Unit = tuple[tuple[str, int], ...]
 """Base units with their powers, sorted: ``(("h", -1), ("km", 1))``."""
@@ -161,10 +159,13 @@ def _unit_power(texts: list[str], name: str) -> int | None:
     return int(written) if written.removeprefix("-") in tuple("123456789") else None
 
 
-def read_noun(parts: Sequence[Token]) -> Unit | None:
-    """Return what is counted, as a unit: up to three words, the last one in the plural ("3 red balls")."""
+def read_noun(parts: Sequence[Token], one: bool) -> Unit | None:
+    """Return what is counted, as a unit: up to three words, the last one in the plural ("3 red balls") or,
+    with ``one``, in the singular ("1 cat").
+    """
     found = [part.text.casefold() for part in parts]
     plural = (found[-1].endswith("s") and len(found[-1]) > 3) or found[-1] in ("children", "men", "women")
+    plural |= one and len(found[-1]) > 2 and found[-1] not in KNOWN_WORDS
     if not plural or len(found) > 3 or any(word in _NO_NOUNS or not word.isalpha() for word in found):
         return None
     return ((" ".join(found), 1),)
@@ -349,7 +350,7 @@ class Algebra:
                 self._argument()
             self._signed()
             return math.nan
-        self.signs.update([part.text] if part.kind == "command" else part.text.rstrip("'"))
+        self.signs.update([part.text] if part.kind == "command" else part.text)
         if self._take("_"):
             self._argument()
         elif len(part.text) == 1 and self._next().isdecimal() and not self.rest[-1].spaced:
@@ -445,12 +446,10 @@ def number_latex(value: Fraction) -> str:
     return f"-{made}" if value < 0 else made
 
 
-_TO_LATEX = {
-    "**": "^", "*": "\\cdot", "<=": "\\le", ">=": "\\ge", "!=": "\\ne", "√": "\\sqrt", "∛": "\\sqrt[3]",
-    **{name: f"\\{name}" for name in (*FUNCTIONS, "sqrt", "pi")},
-    **dict.fromkeys(("inf", "Inf", "infinity", "Infinity"), "\\infty"),
-}  # fmt: skip
+_TO_LATEX = TABLES["latex"] | {name: f"\\{name}" for name in (*FUNCTIONS, "sqrt", "pi")}
 """Spellings that people use in place of LaTeX."""
+_BINDING = {"^", "_", "/", "**", "\\frac", *_ROOTS}
+"""Texts behind which a number belongs to them, before it is divided."""
 
 
 def latex_of(parts: Sequence[Token]) -> str:
@@ -461,7 +460,12 @@ def latex_of(parts: Sequence[Token]) -> str:
     for at, part in enumerate(parts):
         made, before = _TO_LATEX.get(texts[at], texts[at]), texts[at - 1] if at else ""
         degrees = texts[at + 1 : at + 3] == ["^", "\\circ"]
-        if part.kind == "number":
+        after = "".join(texts[at + 2 : at + 3])
+        if made.isdecimal() and texts[at + 1 : at + 2] == ["/"] and after.isdecimal():
+            if before not in _BINDING and texts[at + 3 : at + 4] not in (["^"], ["**"], ["!"]):
+                made = rf"\frac{{{made}}}{{{after}}}"  # 1/2x is a half of x
+                texts[at + 1 : at + 3] = ["", ""]
+        elif part.kind == "number" and made:
             simple = not degrees and made.replace(".", "").isdecimal()
             value = None if simple else Algebra([part]).read()
             if isinstance(value, Fraction) and size(value) <= MAX_WRITTEN:
@@ -473,6 +477,11 @@ def latex_of(parts: Sequence[Token]) -> str:
                 made = f"_{{{made}}}"  # x1
             elif before in _ROOTS and before != "\\sqrt":
                 made = f"{{{made}}}"
+        elif part.kind == "word" and made.endswith("'"):  # math-verify would drop the primes
+            made = made.rstrip("'") + "_{" + "prime" * made.count("'") + "}"
+        elif texts[at : at + 2] == ["^", "-"] and after.isalnum() and (after.isdecimal() or len(after) == 1):
+            made = f"^{{-{after}}}"
+            texts[at + 1 : at + 3] = ["", ""]
         elif texts[at : at + 2] == ["^", "\\circ"]:
             made, texts[at + 1] = "\\cdot\\frac{\\pi}{180}", ""
         elif texts[at] in ("^", "_") and texts[at + 1 : at + 4 : 2] == ["{", "}"] and texts[at + 2].isalnum():

@@ -26,55 +26,69 @@ _PLAIN = {ord(sign): plain for plain, signs in TABLES["characters"].items() for 
 _COMMANDS = {name: plain for plain, names in TABLES["commands"].items() for name in names}
 _STYLES = re.compile(
     r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mathtt|mbox|hbox|operatorname|emph|bm|boldsymbol|"
-    r"underline)\s*\{([^{}]*)\}"
+    r"underline|(?:text)?color\s*\{\w*\})\s*\{([^{}]*(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}[^{}]*)*)\}"
 )
+"""A style with its text, in which braces stand in braces at most twice."""
 _TAKES_AN_ARGUMENT = ("frac", "\\sqrt", "^", "_")
 _COMMAND = re.compile(r"\\(?:(!)\s*|([A-Za-z]+|[^A-Za-z!]))")
+_FRACTION = re.compile(r"\\frac" + r"\s*(?:\{([^{}]*)\}|([0-9A-Za-z]|\\pi))" * 2)
+"""A fraction, whose arguments need no braces where they are one sign."""
+_SYSTEM = re.compile(r"(?:\\\{\s*)?\\begin\{(\w+)(?<!matrix)\}(?:\{[lcr]*\})?(.*?)\\end\{\1\}")
+"""Equations below one another."""
 _EMPHASIS = re.compile(r"(?<![\w*\\)\]}])(\*{1,3}|_{1,2})(?=[^\s*_])(.+?)(?<=[^\s*_])\1(?![\w*({\\])")
 """Markdown's marks around a part; a star or a line between two values is none."""
 _WRAPS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), *zip("`\"'{", "`\"'}", strict=True))
 _WRAPPERS = frozenset(left[0] for left, _ in _WRAPS)
 _LEAD = re.compile(
     r"(?:#{1,6} +)?(?:(?:so|thus|therefore|hence),? +)?(?:the +)?(?:(?:final|correct|right) +)*"
-    r"(?:answer|result|option|choice)(?: +is(?: *:)?| *:| *=|  ) *|#{1,6} +"
-    r"|(?:[故应本题最终正确]*(?:答案|选项|选择|选)\s*(?:是|为|:)*\s*)+",
+    r"(?:answer|result|option|choice)(?: +to +(?:the|this) +(?:question|problem))?"
+    r"(?: +is(?: +(?:therefore|thus|hence))?(?: *:)?| *:| *=|  ) *|#{1,6} +"
+    r"|(?:[故应本题最终正确]*(?:答案|选项|选择|选|答(?=:))\s*(?:是|为|:)*\s*)+",
     re.IGNORECASE,
 )
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _NEW_SENTENCE = re.compile(r"[A-Za-z]{2}.*[.!?:\n]|\n.*[A-Za-z]{2}", re.DOTALL)
-_STOP = re.compile(r"\.(?=\s+[A-Z$\\(\"*])")
+_STOP = re.compile(r"\.(?=\s+[A-Z$\\(\"*])|,?(?= because )|,(?= since )")
+_SHORTENED = tuple(TABLES["shortened"])
+_ANOTHER = re.compile(r"\b(?:or|and)\s+(?:option\s*)?\(?\s*[a-z]\s*[.):]", re.IGNORECASE)
 _PHRASE = re.compile(
-    r"\b(?:answer|option|choice)\b[*_ ]*(?:(?:is|was|would be|should be)\b[*_ ]*:?|:|=)[*_ ]*"
-    r"|(?:\bfinal|^[#*_ ]+) *answer[*_ ]*$|^#### +|答案[*_ ]*(?:是|为)?[:：]?\s*",
+    r"\b(?:answer|option|choice)\b(?: to (?:the|this) (?:question|problem))?[*_ ]*"
+    r"(?:(?:is|was|would be|should be)\b(?: (?:therefore|thus|hence)\b)?[*_ ]*:?|:|=)[*_ ]*"
+    r"|(?:\bfinal|^[#*_ ]+) *answer[*_ ]*$|^#### +|答案[*_ ]*(?:是|为)?[:：]?\s*|^答[:：]\s*",
     re.IGNORECASE | re.MULTILINE,
 )
+_DISPLAY = re.compile(r"\A[\s*_]*(?:\$\$.*?\$\$|\\\[.*?\\\])", re.DOTALL)
+"""A formula on lines of its own."""
 _SHORT = 200
 """The length of a line that is an answer by itself, if a response consists of nothing else."""
 
 
 def plain(text: str) -> str:
     """Return a text as one line, with LaTeX spacing, styles and Unicode signs in their plainest form."""
-    text = text.translate(_PLAIN)
+    text = _STYLES.sub(_styled, text.translate(_PLAIN))
     if not text.isascii():
         text = _as_ascii(text)
     if "\\" in text:
-        for _ in range(3):  # styles in styles
-            text = _STYLES.sub(_styled, text)
         text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1] or found[2], found[0]), text)
+        text = _FRACTION.sub(r"\\frac{\1\2}{\3\4}", text)
+        if "=" in text and "&" not in (rows := text.replace("&=", "=")):
+            text = _SYSTEM.sub(lambda found: found[2].replace("\\\\", ","), rows)
         for bracket in ("{bmatrix}", "{Bmatrix}"):
             text = text.replace(bracket, "{pmatrix}")
         text = text.replace("^{\\circ}", "^\\circ ").replace("\\circ  ", "\\circ ")
-    return text.replace("~", " ").replace("{,}", ",").strip()
+    return text.replace("~", " ").replace("{,}", ",").strip().rstrip("\\ ")
 
 
 def _styled(found: re.Match[str]) -> str:
     """Return the text of a style such as bold; an argument of a command stays in braces."""
-    before = found.string[: found.start()].rstrip()
-    return f"{{{found[1]}}}" if before.endswith(_TAKES_AN_ARGUMENT) else f" {found[1]} "
+    before, text = found.string[: found.start()].rstrip(), _STYLES.sub(_styled, found[1])
+    return f"{{{text}}}" if before.endswith(_TAKES_AN_ARGUMENT) else f" {text} "
 
 
 def _as_ascii(text: str) -> str:
-    """Return raised, lowered and wide characters and written fractions as LaTeX. Foreign digits stay."""
+    """Return raised, lowered and wide characters and written fractions as LaTeX. Digits of other scripts
+    stay.
+    """
     found, place = [], ""
     for sign in text:
         kind = unicodedata.decomposition(sign).partition(" ")[0]
@@ -84,7 +98,7 @@ def _as_ascii(text: str) -> str:
         place, made = mark, unicodedata.normalize("NFKC", sign).replace("\u2212", "-")
         if kind == "<fraction>" and "\u2044" in made:
             made = " \\frac{{{}}}{{{}}}".format(*made.split("\u2044"))
-        wide = kind in ("<wide>", "<compat>", "<fraction>") and not sign.isdigit()
+        wide = kind == "<wide>" or (kind in ("<compat>", "<fraction>") and not sign.isdigit())
         found.append(made if mark or wide else sign)
     return "".join(found) + ("}" if place else "")
 
@@ -97,7 +111,8 @@ def unwrap(text: str) -> str:
         text = text.strip()
         if "*" in text or "_" in text:
             text = _EMPHASIS.sub(r"\2", text)
-        if text.endswith((".", ";", ",")) and not text.endswith((r"\.", r"\;", r"\,")):
+        goes_on = text.endswith("...") and "," in text  # "1, 2, ..."
+        if text.endswith((".", ";", ",")) and not text.endswith((r"\.", r"\;", r"\,")) and not goes_on:
             text = text[:-1]
         for left, right in _WRAPS if text[:1] in _WRAPPERS else ():
             inner = text[len(left) : -len(right)]
@@ -136,11 +151,12 @@ def final_expression(text: str) -> str | None:
     box commits to all of its text but a phrase like "The answer is", with which it ends where its sentence
     ends; of several phrases the last one counts.
     """
+    text = _STYLES.sub(_styled, text)
     if found := boxes(text):
-        ends = [b for (_, b, _), (c, _, _) in pairwise(found) if _NEW_SENTENCE.search(text, b, c)]
-        begin = ends[-1] if ends else 0
+        sentences = (b for (_, b, _), (c, _, _) in pairwise(found) if _NEW_SENTENCE.search(text, b, c))
+        begin = max(sentences, default=0)
         found = [box for box in found if box[0] >= begin]
-        contents = {unwrap(plain(unwrap(content))) for _, _, content in found}
+        contents = {final_expression(content) or "" for _, _, content in found}
         if len(contents) > 1 or _goes_on(text[begin : found[0][0]]):
             return None
         tail = first_sentence(f" {text[found[-1][1] :]}", 1).strip().strip("$")
@@ -163,7 +179,8 @@ def _goes_on(head: str) -> bool:
     *before, last = [Token("other", ""), *tokens(plain(head.rstrip(" \n$*\\([:")))]
     if last.text not in (",", ";"):
         glued = head.rstrip("$*\\([").endswith(last.text) or before[-1:] == [Token("other", "=", True)]
-        return (glued and last.text in ("+", "-", "^", "_")) or last.text.casefold() in _JOINS
+        glued &= last.text in ("+", "-", "^", "_") or (last.kind == "number" and head.endswith(last.text))
+        return glued or last.text.casefold() in _JOINS
     said = [*takewhile(lambda part: part.kind == "word", reversed(before))]
     behind = before[: len(before) - len(said)][-1:]
     # "3 apples," and "x," are values.
@@ -194,15 +211,8 @@ def first_sentence(text: str, start: int = 0) -> str:
     """
     for stop in _STOP.finditer(text, start):
         head, rest = text[: stop.start()], text[stop.end() :]
-        if not (head.strip() or start) or head.endswith(tuple(TABLES["shortened"])) or len(rest.split()) < 2:
-            continue
-        said = [part.text.casefold() for part in tokens(rest.partition("\n")[0])]
-        said = [text for text in said if text not in ("(", "option")]
-        several = any(
-            join in ("or", "and") and len(letter) == 1 and letter.isalpha() and mark in (".", ")", ":")
-            for join, letter, mark in zip(said, said[1:], said[2:], strict=False)
-        )
-        return text if several else head
+        if (head.strip() or start) and len(rest.split()) > 1 and not head.endswith(_SHORTENED):
+            return text if _ANOTHER.search(rest.partition("\n")[0]) else head
     return text
 
 
@@ -223,8 +233,8 @@ def committed(text: str) -> str | None:
         line = text[left : right if right >= 0 else len(text)]
         return first_sentence(line, end - left).strip()
     if stated is not None:
-        lines = [line.strip() for line in text[stated.end() :].strip(" ").splitlines()]
-        lines = [line for line in lines[:3] if line.strip("*_ ")]
+        said = _DISPLAY.sub(lambda found: " ".join(found[0].split()), text[stated.end() :], count=1)
+        lines = [line.strip() for line in said.strip(" ").splitlines()[:3] if line.strip("*_ \t")]
         if not lines:
             return None
         # An emphasis that began before the phrase ends behind it.

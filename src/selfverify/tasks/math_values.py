@@ -46,6 +46,7 @@ _ORDER |= {">": (-1, False), "\\ge": (-1, True), ">=": (-1, True)}
 _RELATIONS = {"=", ":=", "\\approx", "\\in", "\\ne", "!=", *_ORDER}
 _SEPARATORS = {",", ";", "and", "or", "And", "Or", "AND", "OR"}
 _UNIONS = {"\\cup", "U"}
+_ENDLESS = {"\\infty", "inf", "infinity"}
 _JOINTS = {"-": "-", "to": "-", ":": ":", "/": "/", "x": "x"}
 """Of a sign the side on which the larger value stands (1: right), and whether both may be equal."""
 _MARKS = {f"\\{name}" for name in TABLES["marks"].split()}
@@ -104,7 +105,7 @@ class Expression:
 @dataclass(frozen=True, slots=True)
 class Items:
     """Several values: in brackets (``"()"``, ``"[)"``, ``"{}"``; also the bounds of an inequality), joined
-    (``"-"``, ``":"``, ``"/"``, ``"x"``), as a union (``"\\\\cup"``) or ``""``. Sets, unions and ``""`` have
+    (``"-"``, ``":"``, ``"x"``), as a union (``"\\\\cup"``) or ``""``. Sets, unions and ``""`` have
     no order.
     """
 
@@ -146,6 +147,8 @@ def _read(parts: Parts, unit: str = "") -> Value | None:
         inner = _read(parts[1:], unit)
         return Named(parts[0].text, inner) if isinstance(inner, Items) else _single(parts, unit)
     texts = {part.text for part in parts}
+    if parts[0].text == "<" and parts[-1].text == ">":  # a vector
+        return _read(tokens(f"({written(parts[1:-1])})"), unit)
     kind = _around(parts)
     kind, items = _elements(parts, kind) if kind or texts & (_SEPARATORS | _UNIONS) else ("", [parts])
     if not items[0]:
@@ -157,6 +160,10 @@ def _read(parts: Parts, unit: str = "") -> Value | None:
     relations = _relations(parts) if texts & _RELATIONS else []
     if relations and (len(items) == 1 or (len(relations) == 1 and parts[relations[0]].text == "\\in")):
         return _related(parts, relations, unit)
+    if len(items) > 1 and kind in ("", "{}"):
+        items = [one for item in items for one in _both(item)]
+    elif len(both := _both(parts)) > 1:
+        kind, items = "", both
     if len(items) > 1 or kind == "{}":
         return _several(parts, kind, items, unit)
     return (_joined(parts, unit) if texts & _JOINTS.keys() else None) or _single(parts, unit)
@@ -184,6 +191,15 @@ def _around(parts: Parts) -> str:
     return parts[0].text[-1] + parts[-1].text[-1]
 
 
+def _both(parts: Parts) -> list[Parts]:
+    """Return a text with one sign for plus or minus with each of them; of these the minus joins no range."""
+    at, *more = [i for i, part in enumerate(parts) if part.text in ("\\pm", "\\mp")] or [-1]
+    if at < 0 or more:
+        return [parts]
+    signs = (parts[at]._replace(kind=kind, text=text) for kind, text in (("other", "+"), ("minus", "-")))
+    return [[*parts[:at], sign, *parts[at + 1 :]] for sign in signs]
+
+
 def _elements(parts: Parts, kind: str) -> tuple[str, list[Parts]]:
     """Return the brackets around a list (``""``, ``"()"``, ``"[)"``, ``"{}"``, ...) and its elements.
 
@@ -208,10 +224,7 @@ def _elements(parts: Parts, kind: str) -> tuple[str, list[Parts]]:
 def _several(parts: Parts, kind: str, slices: Sequence[Parts], unit: str) -> Value | None:
     """Read the elements of a list, a set or a union."""
     if kind:
-        slices = [
-            part[1:-1] if part and part[0].text in "'\"" and part[-1].text in "'\"" else part
-            for part in slices
-        ]
+        slices = [tokens(written(part).strip("'\"")) if part[0].text in "'\"" else part for part in slices]
     found = tuple(item for part in slices if (item := _read(part, unit)) is not None)
     spans = len(found) == len(slices) and all(_is_span(item) for item in found)
     signs = {part.text for part in parts}
@@ -219,11 +232,15 @@ def _several(parts: Parts, kind: str, slices: Sequence[Parts], unit: str) -> Val
         return _expression(parts)
     if len(found) < len(slices):
         return None
+    if kind == "{}" and found == (Expression("\\emptyset"),):
+        return Label("{{}}")  # a set of one, which is not empty
     if not kind and any(isinstance(item, Label) for item in found):
         return Label(_words(parts))  # a sentence with a comma
-    if not kind and spans:
+    if not kind and spans and (signs & _ENDLESS or any(isinstance(item, Named) for item in found)):
         kind = "\\cup" if "or" in signs else "\\cap" if "and" in signs else ""
     if not kind and has_names(found):
+        if "or" in signs:
+            return None  # "x = 1 or y = 2" is no point
         found = tuple(sorted(found, key=lambda item: item.name if isinstance(item, Named) else ""))
     return Items(kind, found)
 
@@ -244,7 +261,7 @@ def _joined(parts: Parts, unit: str) -> Items | None:
     """Read ranges, scores, dates, sizes and ratios: they look like arithmetic and are none (``10-20 cm``)."""
     places: dict[str, list[int]] = {}
     for i in _top(parts)[1:]:
-        sign = _JOINTS.get(parts[i].text)
+        sign = _JOINTS.get(parts[i].text) if parts[i].kind != "minus" else None
         before, *after = parts[i - 1 : i + 2 : 2]
         ends = before.kind in ("number", "word", "clock") or before.text in _ENDS
         if sign and ends and after and (after[0].kind in _BEGIN or after[0].text in _BEGIN):
@@ -259,7 +276,8 @@ def _joined(parts: Parts, unit: str) -> Items | None:
         if value is None or not (plain or part[0].kind == "clock"):
             return None
         values.append(value)
-    return Items(sign, tuple(values))
+    # 2012/05/01 is 2012-05-01.
+    return Items("-" if sign == "/" else sign, tuple(values))
 
 
 _ENDS = {*CLOSING, *CURRENCY, "%", "'", '"', "\\circ", "\\%"}
@@ -269,15 +287,14 @@ _BEGIN = {"number", "clock", "command", "(", "-", *CURRENCY}
 
 def _clock(text: str) -> str:
     """Return a time of day in one form: ``10:00 am`` is ``10 A.M.``, ``22:00`` is ``10 pm``, and ``9:00`` may
-    be either half of the day.
+    be either half of the day; `compare_values` takes it for the morning.
     """
     digits = "".join(sign if sign.isdecimal() else " " for sign in text).split()
     hour, minute, second = (int(part) for part in (*digits, "0", "0")[:3])
     half = next((sign for sign in text.casefold() if sign in "ap"), "")
-    if half:
-        hour = hour % 12 + (12 if half == "p" else 0)
+    hour = hour % 12 + 12 * (half == "p") if half else hour
     known = half or not 1 <= hour <= 12
-    return f"{hour:02}:{minute:02}:{second:02}{' h' if known else ''}"
+    return f"{hour:02}:{minute:02}:{second:02}{'|h' if known else ''}"
 
 
 def _related(parts: Parts, relations: list[int], unit: str) -> Value | None:
@@ -382,11 +399,7 @@ def _single(parts: Parts, unit: str) -> Value | None:
     """Read one number with its unit, numbers with a unit each (``2 h 30 min``), words, or one expression."""
     if (value := _quantity(parts, unit)) is not None:
         return value
-    starts = [
-        i
-        for i, part in enumerate(parts)
-        if part.kind == "number" and (not i or parts[i - 1].text not in "^-{")
-    ]
+    starts = [i for i, part in enumerate(parts) if part.kind == "number" and parts[i - 1].text not in "^-{"]
     if len(starts) > 1 and starts[0] == 0:
         found = [_quantity(parts[a:b], close=True) for a, b in pairwise([*starts, len(parts)])]
         if all(one and one.unit for one in found):
@@ -415,7 +428,7 @@ def _quantity(parts: Parts, known: str = "", close: bool = False) -> Number | No
     rest = rest[1:] if power else rest
     percent = written(rest) in ("%", "\\%", "percent", "per cent", "pct")
     irrational = isinstance(value, float)
-    unit = () if percent or not rest else _unit(rest, known, close)
+    unit = () if percent or not rest else _unit(rest, known, close, one=abs(value) <= 1)
     if unit is None or (irrational and (currency or percent or power)):
         return None
     if currency:
@@ -428,7 +441,7 @@ def _quantity(parts: Parts, known: str = "", close: bool = False) -> Number | No
     return Number(value * 10**power if power else value, latex, algebra.decimal, percent, unit, code, plain)
 
 
-def _unit(parts: Parts, known: str, close: bool) -> Unit | None:
+def _unit(parts: Parts, known: str, close: bool, one: bool) -> Unit | None:
     """Return the unit that stands behind a number, or the base of a number; None for other things."""
     texts = [part.text for part in parts if part.text not in "^{}()"]
     if texts in (["st"], ["nd"], ["rd"], ["th"]):
@@ -441,15 +454,17 @@ def _unit(parts: Parts, known: str, close: bool) -> Unit | None:
         return None  # "2t" may be a product; "2 t" is two tonnes, "10cm" a length
     if known and written(parts).casefold() == known.casefold():
         return read_unit(tokens(known)) or ((known.casefold(), 1),)
-    return read_unit(parts) or read_noun(parts)
+    return read_unit(parts) or read_noun(parts, one and first.spaced)
 
 
 def _label(parts: Parts) -> Label | None:
     """Return words and codes; None for what may be a product of letters."""
     code = "".join(part.text for part in parts if part.text not in ("_", "{", "}"))
     glued = parts[0].text.isupper() or not any(part.spaced for part in parts)
-    if glued and code.isupper() and code.isalnum() and not code.isalpha():
-        return Label(code.casefold())  # "AB12", "H_2O"
+    formula = code[:1].isupper() and sum(map(str.isupper, code)) > 1
+    formula &= all(b.isupper() or b.isdecimal() or a.isupper() for a, b in pairwise(code))
+    if ((glued and code.isupper()) or formula) and code.isalnum() and not code.isalpha():
+        return Label(code.casefold())  # "AB12", "H_2O", "Na_2CO_3"
     long = [part for part in parts if part.kind == "word" and len(part.text.rstrip("'")) > 1]
     long = [part for part in long if part.text.casefold() not in KNOWN_WORDS]
     for i, (a, b) in enumerate(pairwise(parts)):

@@ -94,11 +94,16 @@ _THOUGHTS = re.compile(r"<think>.*?(?:</think>|$)", re.DOTALL)
 _ANSWERED = re.compile(r"</(?:answer|score)>\s*$")
 _ATTEMPT = r"""
     </?(?:tool|function|invoke|call|action|{names})\b | <\W?tool | \[TOOL_CALLS\]    # tags
-    | ✿FUNCTION✿ | \bto=functions\.
-    | ^[^\w\n]*(?:action|tool|function|call)\W{{0,3}}:\W{{0,5}}(?:(?:{names})\b|\w+[(\[])  # Action: crop(
-    | \b(?:{names})\(\s*(?:[\d\[{{"')]|\w+\s*[=:])                         # crop(1, ...), crop(image=1)
+    | ✿FUNCTION✿ | \bto=(?:functions\.|(?:{names})\b)
+    | ^[^\w\n]*(?:next\ )?(?:action|tool|function|call|动作|行动|操作|工具)        # Action: crop(
+      (?:\ (?:\d+|name|call))?\W{{0,3}}[:：]\W{{0,5}}(?:(?:{names})\b|\w+[(\[])
+    | \b(?:{names})\(\s*(?:[-\d\[{{"')]|\w+\s*[=:])                        # crop(1, ...), crop(image=1)
+    | (?:\b|function)(?:{names})(?::\d+)?[^\w{{]{{0,9}}(?:json\s*)?\{{\s*(?:["'}}]|\w+\s*:)  # crop {{"image"
+    | \b(?:{names})\W{{0,4}}[^\w\ ,.]\W{{0,4}}(?:arg(?:ument)?s?|arg_key|parameters|call_id)\b  # crop[ARGS]
     | [\[({{]\s*["'](?:{names})["']                                         # ["crop", 1, ...]
-    | \b(?:name|tool|tool_name|function)["'“”]?\s*[:：=]\s*["'“](?:{names})["'”]
+    | \b(?:(?:tool_|recipient_)?name|tool|function|api|command|action(?:_type)?)["'“”]?\s*[:：=]\s*["'“]
+      (?:functions\.)?(?:{names})["'”]
+    | \A\W*(?-i:{names})\W*\Z                                            # crop
 """
 """Marks of a call in words that are none, for tools of these ``names``."""
 

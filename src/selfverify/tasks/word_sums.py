@@ -8,7 +8,7 @@ problem may well have been.)
 from __future__ import annotations
 
 import zlib
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,7 @@ from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import CONTEXT
 from selfverify.tasks.base import Demonstration, ScoredTaskConfig, Task, Verdict, judge_integer, problem_rng
 
-WORDS: dict[str, Any] = YAML(typ="safe").load(
-    (files("selfverify.tasks") / "word_sums.yaml").read_text("utf-8")
-)
+WORDS: dict[str, Any] = YAML(typ="safe").load(Path(__file__).with_name("word_sums.yaml"))
 """Names and things, and the sentences of each split by their place in a story."""
 
 Step = tuple[str, int]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from selfverify.core.errors import ConfigError
+from selfverify.core.errors import needs
 from selfverify.core.trainer_config import OptimConfig, TrainerConfig
 from selfverify.objectives import UNTRAINED
 from selfverify.trainer.batch import TokenStreams
@@ -182,12 +182,8 @@ def make_optimizer(
     }
     make: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
     if config.name == "adamw_8bit":
-        try:
+        with needs("learner.optim.name=adamw_8bit needs bitsandbytes", "8bit"):
             from bitsandbytes.optim import AdamW8bit
-        except ImportError as error:
-            raise ConfigError(
-                "learner.optim.name=adamw_8bit needs bitsandbytes: pip install 'selfverify[8bit]'"
-            ) from error
         make = AdamW8bit
     low = any(parameter.dtype in LOW_PRECISION for _, parameter in trained)
     if config.channels != "joint" or low:

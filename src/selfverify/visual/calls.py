@@ -19,6 +19,8 @@ _GROUNDING, _GROUNDED = "<grounding>", "</grounding>"
 _TERSE = re.compile(r"\s*([a-z_]{1,40}) ([0-9]{1,4}) ([0-9]{1,4}) ([0-9]{1,4}) ([0-9]{1,4}) ([0-9]{1,4})\s*")
 _RENAMED = {"bbox_2d": "bounding_box", "bbox": "bounding_box", "target_image": "image_index"}
 """Arguments of other models' tools by ours."""
+TERSE = "tool, image and box behind the thought, and nothing else: crop 1 0 0 3 3"
+_VTS_FORM = '{"thought": ..., "action_name": ..., "action": {...}}'
 _NAMED = re.compile(r'"name"\s*:\s*"([^"\\\n]{1,60})"\s*,\s*"(?:arguments|parameters)"\s*:')
 _OBJECT = re.compile(
     r"""\{\s*['"]?(?:thought|action|action_name|tool|tool_name|function|function_call)['"]?\s*:""",
@@ -58,6 +60,7 @@ def read_look_call(
     tools: Sequence[Mapping[str, Any]] = (),
     questions: int = 1,
     names: Collection[str] = (),
+    form: str = "",
 ) -> VisualCall:
     """The call in a turn. Nothing raises on what a model writes, and JSON is strict.
 
@@ -77,7 +80,10 @@ def read_look_call(
         tools: See `read_calls`; a call with name and arguments behind words may also be of any other tool.
         questions: How many images the question has.
         names: The names of the tools, by which attempts to call them are known.
+        form: How the model was taught to write calls, which it is told again; by default JSON, as VTS-V's or
+            as that of ``tools``.
     """
+    json_form = '{"name": ..., "arguments": {...}}' if tools else _VTS_FORM
     try:
         found = _in_other_forms(said.text, questions) if said.message is None else None
         if found is None:
@@ -88,7 +94,7 @@ def read_look_call(
             if len(read.calls) > 1:
                 raise _BrokenLook(f"{len(read.calls)} calls in one message, and there may be one")
             if not read.calls:
-                return VisualCall(error=_attempted(said.text, names, bool(tools)))
+                return VisualCall(error=_attempted(said.text, names, form or f"strict JSON, {json_form}"))
             found = read.calls[0], start
     except (_BrokenLook, ValueError) as error:
         return VisualCall(error=f"the call cannot be read: {error}")
@@ -101,15 +107,12 @@ def read_look_call(
         return VisualCall(error=f"the call cannot be read: {error}", action_start=start)
 
 
-def _attempted(text: str, names: Collection[str], by_template: bool) -> str:
+def _attempted(text: str, names: Collection[str], form: str) -> str:
     """Why words without a call that can be read are no answer; empty where they do not look like one."""
     words = without_thoughts(text)
     if _OBJECT.search(words) is None and not is_attempted(words, names, _MEANT):
         return ""
-    form = '{"name": ..., "arguments": {...}}'
-    if not by_template:
-        form = '{"thought": ..., "action_name": ..., "action": {...}}'
-    return f"this looks like a call, and it cannot be read; a call is strict JSON, {form}"
+    return f"this looks like a call, and it cannot be read; a call is {form}"
 
 
 def _in_other_forms(text: str, questions: int) -> tuple[Call, int] | None:

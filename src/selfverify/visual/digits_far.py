@@ -28,6 +28,7 @@ from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.base import DemonstratedTurn, TaskConfig, Verdict, judge_integer, problem_rng, user_turn
 from selfverify.tasks.digits import Scans, digit_bank, finish, paste
 from selfverify.tasks.row_task import Size
+from selfverify.visual.calls import TERSE
 from selfverify.visual.config import Results, VisualConfig
 from selfverify.visual.episode import VisualEpisode
 from selfverify.visual.stopping import After
@@ -362,6 +363,7 @@ class DigitsFar(VisualTask):
             rule,
             originals,
             self.tokens_of,
+            TERSE,
         )
 
     def seen(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> Sequence[float]:

@@ -220,6 +220,7 @@ class VisualEpisode(SingleTurn):
         rule: Says when looking ends.
         originals: The question's images as tools see them, where they are larger than as they are shown.
         tokens_of: How many visual tokens an image takes; by default one for 28 x 28 pixels.
+        form: See `read_look_call`.
     """
 
     channel = ACTION
@@ -235,11 +236,12 @@ class VisualEpisode(SingleTurn):
         rule: StopRule,
         originals: Sequence[Image] = (),
         tokens_of: TokensOf = estimated_tokens_of,
+        form: str = "",
     ) -> None:
         super().__init__(problem, tags, verdict)
         self.toolbox, self.settings, self.rule, self.originals = toolbox, settings, rule, originals
         self.gallery = Gallery(space=space, most_shown=settings.most_shown, smallest=settings.smallest)
-        self._tokens_of, self._tokens_shown = tokens_of, 0
+        self._tokens_of, self._tokens_shown, self._form = tokens_of, 0, form
         self.steps: list[VisualStep] = []
         self.last_said = ""
         """The model's words in its last step."""
@@ -370,7 +372,7 @@ class VisualEpisode(SingleTurn):
         """The call in a turn, with an error where it is neither a call that can be made nor an answer."""
         images = len(self.problem.images)
         names = {*self.toolbox.names, TERMINATE.name}  # it ends looking also where it is not offered
-        read = read_look_call(said, self.problem.tools, images, names)
+        read = read_look_call(said, self.problem.tools, images, names, self._form)
         if said.finish != Finish.STOP and not (self.tags and parse_tagged(said.text, self.tags).answer_ok):
             return replace(read, error="the message was cut off: it is too long. Write less")
         if read.call is not None and self._terminates(read):

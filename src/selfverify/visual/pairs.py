@@ -13,12 +13,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from selfverify.core.errors import DataError
-from selfverify.core.jsonl_store import STRICT
+from selfverify.core.jsonl_store import StrictRow
 from selfverify.rollouts.wrappers import Message
 from selfverify.visual.traces import Decider, VisualTrace
 
@@ -26,7 +26,7 @@ Kind = Literal["wrong", "hasty", "wasteful"]
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(StrictRow):
     """A right and a wrong way to go on from one prompt.
 
     Args:
@@ -44,8 +44,6 @@ class Pair:
         chosen_by: Who found the chosen side right: the task's ``rules``, or a model as ``judge``.
         rejected_by: Who found the rejected side wrong, or of a ``wasteful`` one right.
     """
-
-    __pydantic_config__: ClassVar = STRICT
 
     id: str
     problem: str

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from PIL import Image
+from tests.core.test_files import full_disk
 
 from selfverify.agents.evidence import Exhibit, Submission
 from selfverify.agents.judges.case import Ballot, Case
@@ -181,6 +182,21 @@ def test_the_folder_of_a_run_keeps_answers(make: Make, tmp_path: Path, monkeypat
     elsewhere.set_cache_folder(tmp_path)
     votes(elsewhere, count=1)
     assert len(fake.seen) == 5
+
+
+def test_a_full_disk_ends_no_judging_and_loses_no_answer(make: Make, tmp_path: Path, caplog: Any) -> None:
+    """It is named once, however many answers wait for room; then all are written."""
+    fake, path = FakeUpstream(write=lambda body, i: SUCCESS), tmp_path / "votes.jsonl"
+    judge = make(fake, cache=path)
+    with full_disk(0):
+        assert all(ballot.vote for ballot in votes(judge))
+    assert path.read_bytes() == b""
+    [said] = [record.getMessage() for record in caplog.records if "kept" in record.getMessage()]
+    assert said.count(str(path)) == 1 and "larger than this system allows" in said
+    votes(judge, case("Alarm 8:00"), 1)
+    other = make(fake, cache=path, url=judge.config.url)
+    votes(other)
+    assert len(path.read_text().splitlines()) == len(fake.seen) == 4
 
 
 def test_those_who_ask_at_the_same_time_share_an_answer(make: Make) -> None:

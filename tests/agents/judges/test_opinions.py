@@ -96,6 +96,18 @@ def test_habits_of_writing_do_not_matter(habit: Habit, valid: str, verdict: str)
 
 
 @yaml_cases
+def test_what_explains_a_verdict_may_take_it_back(verdict: str, success: bool | None) -> None:
+    vote, _ = read_opinion(answer(verdict=verdict), CASE)
+    assert (None if vote is None else vote.success) == success
+
+
+def test_what_explains_relevant_evidence_may_deny_the_rest() -> None:
+    """Such words come with failures, which would be thrown away more often than successes."""
+    vote, missing = read_opinion(answer(valid="True: the alarm is not set", verdict="FAILURE"), CASE)
+    assert vote is not None and vote.valid and not vote.success, missing
+
+
+@yaml_cases
 def test_rounds_that_are_named(words: str, rounds: list[int]) -> None:
     vote, missing = read_opinion(answer(words), CASE)
     assert vote is not None, missing

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from selfverify.agents import tools
 from selfverify.core.episode import EnvironmentLost
-from selfverify.core.errors import ConfigError
+from selfverify.core.errors import ConfigError, needs
 from selfverify.tasks.tool_calls import ToolError, short_name
 
 OLDEST_SERVER = 39
@@ -187,10 +187,8 @@ class AdbDevice:
 
     def _adb(self) -> Any:
         """adbutils' client, where something listens: else it would start a server of its own."""
-        try:
+        with needs("Android devices need adbutils", "agents"):
             import adbutils
-        except ImportError:
-            raise ConfigError("Android devices need adbutils: pip install 'selfverify[agents]'") from None
         try:
             socket.create_connection((self.host, self.port), timeout=min(self.seconds, 3.0)).close()
         except OSError as error:

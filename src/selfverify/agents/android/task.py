@@ -18,7 +18,7 @@ from selfverify.agents.tools import ScreenTools
 from selfverify.connectors.pool import Source
 from selfverify.core import ranks
 from selfverify.core.config import RolloutLimits
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError, DataError, needs
 from selfverify.core.problem import Problem, Split
 from selfverify.tasks.base import TaskConfig
 from selfverify.tasks.row_task import training_place
@@ -169,10 +169,8 @@ class AndroidAgents(AgentTask):
         return ScreenTools(self.config.android.address).schemas
 
     def _sources(self, devices: Sequence[str]) -> list[Source]:
-        try:
+        with needs("`devices` need", "agents"):
             from selfverify.agents.android.environment import DeviceSource, FirstScreens
-        except ImportError as error:
-            raise ConfigError(f"`devices` need: pip install 'selfverify[agents]' ({error})") from None
         c, first_screens = self.config, FirstScreens()
         settings = c.android.model_dump() | {"first_screen": c.agent.first_screen}
         sources = [source.make() for source in c.sources]

@@ -243,11 +243,19 @@ _MEANT = {
         **dict.fromkeys(("failure", "fail", "failed", "unsuccessful", "失败", "失敗"), False),
     },
 }
-_EXPLAINED = re.compile(r"[\W_]*([^\W_]+)[*_`\])]*\s*[:：,，;；.。(（—–-](.*)")
-_HEDGE = re.compile(
-    r"\b(?:but|not|part|partial|partially|partly|almost|nearly|mostly|except|however|unless|only|yet)\b"
-    r"|部分|但|不|未"
+_EXPLAINED = re.compile(r"[\W_]*([^\W_]+)[*_`\])]*[^\S\n]*[\n:：,，;；.。(（—–-](.*)", re.DOTALL)
+_DENIED = {
+    True: r"\b(?:no|not|without|nothing)(?: any| an?| is| was)? (?:fail\w*|doubts?|missing)\b",
+    False: r"\b(?:no|not|never|without)(?: \w+)? success\w*|\bsuccess\w* (?:message|toast|screen|dialog)",
+}
+"""Words of the other verdict, or of doubt, that explain a success or a failure and take nothing back."""
+_PARTLY = r"[?？❌✗✘]|部分|但|\b(?:but|part|partial|partially|partly|half|almost|nearly|mostly|except|only)\b"
+_LACKING = (
+    r"不|未|没|沒|无|無|缺|可能|如果|n't\b|\b(?:no|nor|not|none|never|nothing|without|yet|if|unless|though|however"
+    r"|cannot|although|despite|missing|absent|lack(?:s|ing)?|incomplete|un(?:clear|sure|certain|known|proven|verified"
+    r"|confirmed)|wrong|low|likely|probabl[ey]|perhaps|maybe|possibl[ey]|might|assum\w+|presum\w+)\b"
 )
+_TAKEN_BACK = {"validevidence": _PARTLY, "verdict": f"{_PARTLY}|{_LACKING}"}
 """Words that take back some of a success. A failure that is explained so is one all the same."""
 _QUOTED = re.compile(r"\"([^\"\n]{1,400})\"|“([^“”\n]{1,400})”|「([^「」\n]{1,400})」")
 _ONE_ROUND = re.compile(
@@ -262,7 +270,9 @@ _FROM_TO = re.compile(
     r"(?<![a-z])rounds ?:? ?(\d{1,9}) ?(?:-|–|—|to\b|through\b) ?(\d{1,9})(?![\da-z])", re.IGNORECASE
 )
 _CHINESE = "一二三四五六七八九十"
-_CHINESE_ROUNDS = re.compile(rf"第 ?((?:\d{{1,9}} ?[、,，和] ?)*\d{{1,9}}|[{_CHINESE}]) ?(?:轮|輪|回合)")
+_CHINESE_ROUNDS = re.compile(
+    rf"第 ?((?:\d{{1,9}} ?[、,，和至到~–-] ?)*\d{{1,9}}|[{_CHINESE}]) ?(?:轮|輪|回合)"
+)
 _LEFT_OUT = re.compile(r"\.\.\.|…|\[…\]|\[\.\.\.\]")
 
 
@@ -321,17 +331,21 @@ def read_opinion(text: str, case: Rendered, quotations: Quotations = "warn") -> 
 def _meant(final: str, tag: str) -> bool | None:
     """Return the content of a tag, if it is the same wherever the tag stands; else None."""
     values = [match[2] for match in _VALUE.finditer(final) if match[1].lower() == tag]
-    meant = {_meaning(value.lower(), _MEANT[tag]) for value in values if value.strip()}
+    meant = {_meaning(value.lower(), tag) for value in values if value.strip()}
     return meant.pop() if len(meant) == 1 else None
 
 
-def _meaning(value: str, known: Mapping[str, bool]) -> bool | None:
-    """Return what a word means, perhaps with its explanation behind a mark, in which no such word stands."""
-    explained = _EXPLAINED.fullmatch(value)
-    if explained is not None and not any(word in explained[2] for word in known):
-        meant = known.get(explained[1])
-        return None if meant and _HEDGE.search(explained[2]) else meant
-    return known.get(re.sub(r"[\W_]+", "", value))
+def _meaning(value: str, tag: str) -> bool | None:
+    """Return what a word means, perhaps with its explanation behind a mark, in which nothing denies it."""
+    known, explained = _MEANT[tag], _EXPLAINED.fullmatch(value)
+    meant = known.get(explained[1]) if explained else None
+    if explained is None or meant is None:
+        meant, why = known.get(re.sub(r"[\W_]+", "", value)), value
+    else:
+        why = re.sub(_DENIED[meant], "", explained[2])
+    others = "|".join(word for word, meaning in known.items() if meaning != meant)
+    denied = rf"(?<![a-z])(?:{others})" + (f"|{_TAKEN_BACK[tag]}" if meant else "")
+    return None if re.search(denied, why) else meant
 
 
 def _named_rounds(words: str) -> set[int]:

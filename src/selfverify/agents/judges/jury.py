@@ -127,9 +127,9 @@ def tally(ballots: Sequence[Ballot], deciding: int) -> Judgement:
 
 
 _ADMISSION = re.compile(
-    r"\b(?:could(?:n't| not)|can(?:'t| ?not)|(?:am|was|were) not able|unable|impossible|not possible|failed|"
-    r"did(?:n't| not) (?:manage|succeed|work|find)|ga?i?ve up|not (?:been )?(?:done|completed|finished)|"
-    r"no way to|sorry)\b",
+    r"\b(?:could(?:n't| not)|can(?:'t| ?not)|unable|impossible|failed|unsuccessful|g[ai]ven? up|no way to|"
+    r"sorry|ran out of (?:steps|turns|time))\b|(?:\bnot|n't) (?:been )?(?:able|possible|manage|succeed|work|"
+    r"find|know|done|completed?|finish(?:ed)?|do (?:it|this))\b",
     re.IGNORECASE,
 )
 

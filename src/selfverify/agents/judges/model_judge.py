@@ -38,6 +38,8 @@ class VoteCache:
     def __init__(self) -> None:
         self.known: dict[str, dict[str, Any]] = {}
         self._journal: JsonlStore | None = None
+        self._left: list[Any] = []
+        """Lines that could not be written; they are tried again with the next one."""
 
     def keep(self, path: Path, others: Iterable[Path] = ()) -> None:
         """Know the answers in a file, and keep those that come from now on there.
@@ -63,13 +65,18 @@ class VoteCache:
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def put(self, key: str, answer: dict[str, Any]) -> None:
-        """Keep an answer. A file that cannot be written is named in the log and ends nothing."""
+        """Keep an answer. A file that cannot be written is named in the log, once, and ends nothing; answers
+        wait until it can be."""
         self.known[key] = answer
         if self._journal is not None:
+            lines = [*self._left, {"key": key, "answer": answer}]
             try:
-                self._journal.append({"key": key, "answer": answer})
+                self._journal.append(*lines)
+                self._left = []
             except OSError as error:
-                logger.warning("%s: a judge's answer cannot be kept: %s", self._journal.path, error)
+                if not self._left:
+                    logger.warning("judges' answers cannot be kept, and wait for room: %s", error)
+                self._left = lines
 
 
 VOTES = "votes"
