@@ -24,6 +24,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
 from rounding import float64
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny_models import tiny_tokenizer, write_tiny
+from tables import read_tables
 from tiny_models import write_checkpoint
 
 
@@ -47,35 +48,12 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-TEXT_MODELS: dict[str, dict[str, Any]] = {
-    "llama": {"tie_word_embeddings": False},
-    "qwen2": {"tie_word_embeddings": True},
-    # Windows shorter than prompts, and than continuations; in Gemma 3 on every second layer.
-    "mistral": {"tie_word_embeddings": False, "sliding_window": 6},
-    # What these do to their logits.
-    "granite": {"logits_scaling": 3.0, "tie_word_embeddings": False},
-    "cohere": {"logit_scale": 0.25},
-    "gemma3_text": {
-        "head_dim": 16,
-        "sliding_window": 6,
-        "layer_types": ["sliding_attention", "full_attention"],
-    },
-}
-"""Text-only families, and what their tiny models have beside the common sizes."""
+TEXT_MODELS = read_tables(Path(__file__).with_suffix(".yaml"))
 
 
 def _text_model(kind: str, vocabulary: int) -> Any:
-    sizes = {
-        "vocab_size": vocabulary,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 2048,
-        "bos_token_id": None,
-    }
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **TEXT_MODELS[kind]))
+    sizes = TEXT_MODELS["sizes"] | TEXT_MODELS["text_models"][kind]
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=vocabulary, **sizes))
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +61,7 @@ def text_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Text-only policies with the tiny tokenizer, by model type."""
     tokenizer = tiny_tokenizer()
     folders = {}
-    for kind in TEXT_MODELS:
+    for kind in TEXT_MODELS["text_models"]:
         folder = tmp_path_factory.mktemp(kind)
         write_checkpoint(folder, _text_model(kind, -(-len(tokenizer) // 16) * 16), tokenizer)
         folders[kind] = folder

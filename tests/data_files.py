@@ -72,7 +72,8 @@ def write_steps(path: Path, actions: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
-ODYSSEY_STEPS: list[dict[str, Any]] = read_tables(Path(__file__).with_suffix(".yaml"))["odyssey_steps"]
+TABLES: dict[str, Any] = read_tables(Path(__file__).with_suffix(".yaml"))
+ODYSSEY_STEPS: list[dict[str, Any]] = TABLES["odyssey_steps"]
 
 
 def write_odyssey(
@@ -83,14 +84,7 @@ def write_odyssey(
         (folder / name).mkdir(parents=True, exist_ok=True)
     record = {
         "episode_id": episode,
-        "device_info": {"product": "Pixel", "w": 1080, "h": 2400, "device_name": "Pixel 7"},
-        "task_info": {
-            "category": "Shopping",
-            "app": ["Maps"],
-            "meta_task": "m",
-            "task": "t",
-            "instruction": "Eat",
-        },
+        **TABLES["odyssey"],
         "step_length": len(steps),
         "steps": [
             {
@@ -113,16 +107,6 @@ def write_reasonseg(folder: Path, name: str = "1", encoding: str = "utf-8", **ch
     """One image of ReasonSeg with its JSON file."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.jpg").write_bytes(png(100, 80))
-    record = {
-        "text": ["the thing one sits on", "what is the café's seat?"],
-        "is_sentence": True,
-        "shapes": [
-            {"label": "target", "points": [[10, 10], [60, 10], [60, 50], [10, 50]], "shape_type": "polygon"},
-            {"label": "ignore", "points": [[20, 20], [30, 20], [30, 30], [20, 30]]},
-            {"label": "flag", "points": [[0, 0], [1, 1], [2, 2]]},
-            {"label": "Target", "points": [[70, 60], [90, 60], [100, 80]]},
-        ],
-    }
-    text = json.dumps(record | changes, ensure_ascii=False)
+    text = json.dumps(TABLES["reasonseg"] | changes, ensure_ascii=False)
     (folder / f"{name}.json").write_bytes(text.encode(encoding))
     return folder

@@ -34,3 +34,14 @@ def yaml_cases(test: Test) -> Test:
         named = rows if isinstance(rows, dict) else None
         test = pytest.mark.parametrize(names, rows if named is None else named.values(), ids=named)(test)
     return test
+
+
+def put(record: Any, place: list[Any], value: Any) -> None:
+    """Write a value at a place of a record, which is its keys and indices; GONE takes away what is there."""
+    *way, last = place
+    for key in way:
+        record = record[key]
+    if value == "GONE":
+        del record[last]
+    else:
+        record[last] = value

@@ -18,7 +18,10 @@ from transformers.models.owlv2.image_processing_pil_owlv2 import Owlv2ImageProce
 from transformers.models.owlvit.image_processing_pil_owlvit import OwlViTImageProcessorPil
 from transformers.models.sam.image_processing_pil_sam import SamImageProcessorPil
 
+from tables import read_tables
+
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
+PARTS = read_tables(Path(__file__).with_suffix(".yaml"))
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 SEEN = {**SIZES, "image_size": 32, "patch_size": 8}
 SIZE = {"height": 32, "width": 32}
@@ -147,22 +150,13 @@ def write_florence2(folder: Path) -> Path:
         merges=[],
         extra_special_tokens={"image_token": "<image>"},
     )
-    vision = {
-        "depths": [1], "embed_dim": [16], "num_heads": [2], "num_groups": [2], "patch_size": [7],
-        "patch_stride": [8], "patch_padding": [3], "patch_prenorm": [False], "window_size": 2,
-        "projection_dim": 16,
-    }  # fmt: skip
-    text = {
-        "vocab_size": len(words), "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "pad_token_id": 1,
-        "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2, "max_position_embeddings": 256,
-        "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2,
-    }  # fmt: skip
     images = CLIPImageProcessorPil(size=SIZE, crop_size=SIZE, image_seq_length=17)
     processor = hf.Florence2Processor(images, texts, num_additional_image_tokens=1)
     return _save(
         folder, hf.Florence2ForConditionalGeneration, processor,
-        vision_config=vision, text_config=text, image_token_id=words.index("<image>"),
+        vision_config=PARTS["florence2"]["vision"],
+        text_config={"vocab_size": len(words)} | PARTS["florence2"]["text"],
+        image_token_id=words.index("<image>"),
     )  # fmt: skip
 
 
@@ -184,29 +178,11 @@ def _write_preparation(folder: Path, side: int, mean: list[float], std: list[flo
 
 def write_sam2(folder: Path) -> Path:
     """SAM 2 of images."""
-    backbone = {
-        "model_type": "sam2_hiera_det_model", "hidden_size": 8, "image_size": [64, 64],
-        "blocks_per_stage": [1, 1, 2, 1], "embed_dim_per_stage": [8, 16, 32, 64],
-        "num_attention_heads_per_stage": [1, 1, 1, 1], "window_size_per_stage": [8, 4, 4, 4],
-        "global_attention_blocks": [3],
-    }  # fmt: skip
-    vision = {
-        "backbone_config": backbone, "backbone_channel_list": [64, 32, 16, 8], "fpn_hidden_size": 32,
-        "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
-    }  # fmt: skip
-    _save(folder, hf.Sam2Model, None, vision_config=vision, **_prompted(64, 16))
+    _save(folder, hf.Sam2Model, None, vision_config=PARTS["sam2"], **_prompted(64, 16))
     return _write_preparation(folder, 64, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 
 
 def write_sam3(folder: Path) -> Path:
     """The part of SAM 3 that is asked by boxes."""
-    backbone = {
-        "model_type": "sam3_vit_model", **SIZES, "num_hidden_layers": 2, "image_size": 56, "patch_size": 14,
-        "window_size": 2, "global_attn_indexes": [1], "pretrain_image_size": 56,
-    }  # fmt: skip
-    vision = {
-        "model_type": "sam3_vision_model", "backbone_config": backbone, "fpn_hidden_size": 32,
-        "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
-    }  # fmt: skip
-    _save(folder, hf.Sam3TrackerModel, None, vision_config=vision, **_prompted(56, 14))
+    _save(folder, hf.Sam3TrackerModel, None, vision_config=PARTS["sam3"], **_prompted(56, 14))
     return _write_preparation(folder, 56, [0.5] * 3, [0.5] * 3)

@@ -20,7 +20,7 @@ from selfverify.evaluation.samples import StoredProblem, StoredSample
 from selfverify.experiments.registry import make_task
 from selfverify.tasks.math import Math, MathConfig
 from serving_servers import Body, FakeUpstream, Loop
-from tables import yaml_cases
+from tables import read_tables, yaml_cases
 
 STEP = json.dumps(
     {"thought": "?", "action_name": "crop", "action": {"image_index": 1, "bounding_box": [0, 0, 900, 900]}}
@@ -127,28 +127,7 @@ def test_rows_by_hand() -> None:
         row_of("looking", {"problems": 0})
 
 
-QUESTION = {"question": "Which one?", "image": "a.png"}
-FIXTURES: dict[str, list[dict[str, Any]]] = {
-    "BLINK": [
-        {"idx": f"{task}_{n}", "sub_task": task, "question": "Which?", "choices": ["the second image", "B"],
-         "answer": "(A)", "image_1": "a.png", "image_2": "a.png"}
-        for task in ("Visual_Correspondence", "Jigsaw", "IQ_Test") for n in range(2)
-    ],
-    "MMStar": [QUESTION | {"index": 0, "question": "Which one?\nOptions: A: red, B: blue", "answer": "A",
-                           "category": "math", "l2_category": "geometry"}],
-    "MathVista": [
-        QUESTION | {"pid": "1", "choices": ["red", "blue"], "answer": "red", "question_type": "multi_choice",
-                    "answer_type": "text", "precision": None},
-        QUESTION | {"pid": "2", "choices": None, "answer": "1.2", "question_type": "free_form",
-                    "answer_type": "float", "precision": 1.0},
-    ],
-    "options": [
-        {"id": "validation_Art_1", "question": "Which is like <image 1>?",
-         "options": "['<image 2>', '<image 3>']", "answer": "A",
-         "image_1": "a.png", "image_2": "a.png", "image_3": "a.png"},
-    ],
-}  # fmt: skip
-"""Columns as published; the last are MMMU's, with options that are images."""
+FIXTURES = read_tables(Path(__file__).with_suffix(".yaml"))["fixtures"]
 
 
 @yaml_cases

@@ -138,15 +138,14 @@ def test_a_record_is_gone_when_its_list_is_later_whole_without_it() -> None:
     assert set(Seen([there, gone, back]).of_kind("contact")) == {"7"}
 
 
-def test_facts_that_are_none_are_refused() -> None:
+def test_facts_are_taken() -> None:
     check_facts([("alarm/1", "time", "07:30"), ["alarm/1", "on", True], ["alarm?on=True", "count", 0]])
-    for facts in (
-        None, "facts", {"alarm/1": 1}, [["alarm/1", "time"]], [None], [["alarm/1", "time", None]],
-        [["alarm/1", "time", ["07:30"]]], [["alarm/1", 5, "07:30"]], [["alarm", "count", "two"]],
-        [["alarm", "count", True]], [["alarm/1", "level", 0.5]],
-    ):  # fmt: skip
-        with pytest.raises(DataError, match="fact"):
-            check_facts(facts)
+
+
+@yaml_cases
+def test_facts_that_are_none_are_refused(facts: Any) -> None:
+    with pytest.raises(DataError, match="fact"):
+        check_facts(facts)
 
 
 ACME, PHONE_NUMBER = {"value": "Acme", "others": ("Nova",)}, {"value": "06 71 34 20", "form": "digits"}

@@ -20,24 +20,16 @@ from data_files import (
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data.gui_actions import check_action
 from selfverify.data.rows import open_rows
-from tables import yaml_cases
+from tables import read_tables, yaml_cases
+
+TABLES = read_tables(Path(__file__).with_suffix(".yaml"))
 
 
 def test_gui_odyssey(tmp_path: Path) -> None:
     folder = write_odyssey(tmp_path / "odyssey")
     write_odyssey(folder, "0002", ODYSSEY_STEPS[:2])
     rows = open_rows(folder)
-    actions = [
-        {"action": "click", "coordinate": [540, 600]},
-        {"action": "system_button", "button": "Home"},
-        {"action": "swipe", "coordinate": [540, 1920], "coordinate2": [540, 480]},
-        {"action": "long_press", "coordinate": [0, 2400]},
-        {"action": "type", "text": "pizza"},
-        {"action": "system_button", "button": "Back"},
-        {"action": "system_button", "button": "Menu"},
-        {"action": "terminate", "status": "failure"},
-        {"action": "terminate", "status": "success"},
-    ]
+    actions = TABLES["odyssey_actions"]
     assert rows.format == "gui-odyssey" and len(rows) == 11 and not rows.bad
     assert [row["action"] for row in rows][:9] == actions and rows[4]["history"] == actions[:4]
     assert rows[0]["ui_boxes"] == [[432, 480, 648, 720]] and "ui_boxes" not in rows[1]
@@ -131,18 +123,7 @@ def test_steps_in_parquet(tmp_path: Path) -> None:
 
 
 def test_what_gui_odysseys_introduction_lists(tmp_path: Path) -> None:
-    steps: list[dict[str, Any]] = [
-        {"action": "HOME", "info": ""},
-        {"action": "TYPE", "info": ""},
-        {"action": "BACK", "info": ""},
-        {"action": "TEXT", "info": None},
-        {"action": "TYPE", "info": "KEY_HOME"},
-        {"action": "CLICK", "info": "HOME"},
-        {"action": "IMPOSSIBLE", "info": ""},
-        {"action": "KEY_HOME", "info": ""},
-        {"action": "COMPLETE", "info": ""},
-    ]
-    rows = open_rows(write_odyssey(tmp_path, steps=steps))
+    rows = open_rows(write_odyssey(tmp_path, steps=TABLES["listed_steps"]))
     home = {"action": "system_button", "button": "Home"}
     done = [home, {**home, "button": "Back"}, {"action": "type", "text": "KEY_HOME"}, home]
     assert [row["action"] for row in rows] == [*done, {"action": "terminate", "status": "failure"}]

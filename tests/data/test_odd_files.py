@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import json
 import lzma
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +19,17 @@ from data_files import base64_png, png, write_jsonl
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data.rows import open_rows
 from selfverify.tasks.math import Math
-from tables import read_tables
+from tables import read_tables, yaml_cases
 
 ROW = {"question": "How many?", "answer": "3"}
-LINE = json.dumps(ROW)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("a.jsonl", LINE.encode("utf-16"), "is in UTF-16: save it in UTF-8"),
-        ("a.csv", "question,answer\na,1".encode("utf-16"), "is in UTF-16: save it in UTF-8"),
-        ("a.jsonl.gz", gzip.compress(LINE.encode(), mtime=0), r"GZIP file: unpack it first \(gunzip\)$"),
-        ("a.jsonl.xz", lzma.compress(LINE.encode()), r"XZ file: unpack it first \(unxz\)$"),
-        ("a.zst", b"(\xb5/\xfd\0", "Zstandard file"),
-        ("android_control-0", gzip.compress(b"x", mtime=0), "GZIP.*reproduce.convert_android_control"),
-        ("a.parquet", b"version https://git-lfs.github.com/spec/v1\noid x", "git lfs pull"),
-        ("a.jsonl", b"", "is empty$"),
-        ("a.jsonl", b"\n \n", "is empty$"),
-        ("a.json", b"[]", "has no rows"),
-        ("a.json", b'{"text": [', "it is not JSON"),  # seen while its format is looked for
-        ("a.csv", b"question,answer\n", "has no rows"),
-        ("a.csv", b"question,answer\rq,1\r", "end with a carriage return alone"),
-        ("a.jsonl", b"<html>404, not found</html>", "begins with b'<html>"),
-        ("a.json", json.dumps({"data": [ROW]}).encode(), "one JSON object.*save its rows as a list"),
-        ("a.jsonl", json.dumps({"data": [ROW]}).encode(), "none of its columns 'data' is answer_option"),
-        ("a.csv", b"Question,Answer\na,1\n", "none of its columns 'Question, Answer' is .*answer"),
-        ("a.jsonl", b'{"prompt": "a", "answer": "1"}', "its question is missing: none of its columns"),
-    ],
-)  # fmt: skip
-def test_files_that_hold_no_rows_say_what_to_do(tmp_path: Path, name: str, content: bytes, said: str) -> None:
-    (tmp_path / name).write_bytes(content)
+@yaml_cases
+def test_files_that_hold_no_rows_say_what_to_do(
+    tmp_path: Path, name: str, way: str, content: str, said: str
+) -> None:
+    pack = {"gzip": partial(gzip.compress, mtime=0), "lzma": lzma.compress}.get(way)
+    (tmp_path / name).write_bytes(pack(content.encode()) if pack else content.encode(way))
     with pytest.raises(DataError, match=f"{name}.*{said}|(?s:{name}.*has no usable row.*{said})"):
         open_rows(tmp_path / name)
 

@@ -35,6 +35,7 @@ from selfverify.tasks.answering import answer_rewards
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.digits_pick import DigitsPick
 from selfverify.trainer.trainer import Trainer
+from tables import yaml_cases
 
 STEPS = 2
 """The second step is the first with the optimiser's state; that is what is planned."""
@@ -93,19 +94,7 @@ def agrees(plan: Plan, real: dict[str, int]) -> None:
         assert sum(plan.memory["sampling"].values()) == pytest.approx(real["rollout"], rel=CLOSE)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        ("method.verification_credit=normalised",),
-        ("policy.gradient_checkpointing=true", "method.kl=0", "method.name=grpo"),
-        ("policy.lora={rank: 4}", "method.name=grpo"),
-        ("policy.dtype=bfloat16", "learner.optim.channels=separate", "method.name=sft"),
-        ("policy.train_vision=true", "method.name=grpo"),
-        ("policy.dtype=bfloat16", "method.verification_credit=expected", "sampling.max_new_tokens=80"),
-        ("policy.dtype=bfloat16", "method.name=grpo", "learner.batch.micro_batch_tokens=150"),
-    ],
-    ids=["full", "checkpointing", "lora", "masters and channels", "tower", "read scores", "sliced"],
-)
+@yaml_cases
 def test_a_plan_is_near_to_a_step(tiny_folder: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     recipe = recipe_of(tiny_folder, tmp_path, *more)
     planned = make_plan(recipe)

@@ -361,15 +361,6 @@ def test_what_verl_cannot_do_is_refused(recipe: str, changes: list[str], message
         verl_config(load_recipe(recipe, [*ENGINE, *changes]))
 
 
-QWEN_7B = {
-    "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "hidden_size": 3584,
-    "intermediate_size": 18944, "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4,
-    "vocab_size": 152064, "vision_config": {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420,
-    "out_hidden_size": 3584, "num_heads": 16},
-}  # fmt: skip
-"""Shapes of Qwen2.5-VL-7B-Instruct, as its config.json has them."""
-
-
 @pytest.mark.parametrize(
     "where", [["engine.nodes=1"], ["engine.nodes=8"], ["engine.gpus_per_node=1", "policy.lora={}"]]
 )
@@ -380,7 +371,7 @@ def test_recipes_of_the_papers_fit_verl(tmp_path: Path, name: str, base: str, wh
     assert plain.model_copy(update={"engine": None, "name": base, "output": f"runs/{base}"}) == load_recipe(
         base
     )
-    (tmp_path / "config.json").write_text(json.dumps(QWEN_7B))
+    (tmp_path / "config.json").write_text(json.dumps(TABLES["qwen_7b"]))
     score = ["task.score=false", "evaluation.score=soft"] if base.startswith("adapo") else []
     data = [
         "task.name=digits-pick",

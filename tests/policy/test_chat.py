@@ -21,28 +21,13 @@ from selfverify.policy.policy import Policy
 from selfverify.rollouts.script_sampler import encode_demonstration
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.word_sums import WordSums
+from tables import read_tables, yaml_cases
 
 LoadPolicy = Callable[..., Policy]
 
-LOOPS = (
-    "{% for m in messages %}{{ m.role | capitalize }}:"
-    "{% for part in m.content %}{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
-    "{% elif part.type == 'text' %} {{ part.text }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}Assistant:{% endif %}"
-)
-"""Loops over parts, as those of SmolVLM and Idefics3 do: in a string it finds none."""
-STRINGS = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
-    "{{ m.content | trim if m.content is string else '' }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-"""Takes strings only."""
+TEMPLATES: dict[str, str] = read_tables(Path(__file__).with_suffix(".yaml"))["templates"]
+LOOPS, STRINGS = TEMPLATES["loops"], TEMPLATES["strings"]
 CONTENT = "m.content | trim if m.content is string else ''"
-NO_SYSTEM = (
-    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    + STRINGS
-)
-NESTED = "{% macro again(m) %}{{ again(m) }}{% endmacro %}{{ again(messages) }}"
 
 
 @pytest.fixture(scope="module")
@@ -91,49 +76,18 @@ def test_parts_are_shown_where_the_template_takes_strings(with_template: Any) ->
 
 
 VIDEO = {"type": "video"}
-WITHOUT = "in messages if m.role != '{}' %}}"
-ASKED = [("user", "Which colour?")]
-AGAIN = [*ASKED, ("assistant", "Red."), ("user", "Sure?")]
-LOOKED = [*ASKED, ("assistant", "Let me look."), ("tool", '{"é": "a \\"red\\" dot"}\n')]
-THOUGHT = [*ASKED, ("assistant", "<think>\nRed, or not?\n</think>\n\nRed."), ("user", "Sure?")]
-MARKED = [*ASKED, ("assistant", "[THINK]Red, or not?[/THINK]Red."), ("user", "Sure?")]
 
 
-@pytest.mark.parametrize(
-    ("template", "messages", "role"),
-    [
-        (LOOPS, ASKED, "user"),
-        (STRINGS.replace("trim", "truncate(5)"), ASKED, "user"),
-        (STRINGS.replace("in messages %}", "in messages[-1:] %}"), AGAIN, "user"),
-        (STRINGS.replace("in messages %}", WITHOUT.format("tool")), LOOKED, "tool"),
-        (
-            STRINGS.replace("in messages %}", WITHOUT.format("system")),
-            [("system", "Which"), *ASKED],
-            "system",
-        ),
-    ],
-)
+@yaml_cases
 def test_words_that_a_template_leaves_out_are_missed(
-    with_template: Any, template: str, messages: list[tuple[str, str]], role: str
+    with_template: Any, template: str, old: str, new: str, messages: list[Any], role: str
 ) -> None:
     with pytest.raises(DataError, match=rf"problem p: .*the {role} says '"):
-        with_template(template).encode([asked(*messages)])
+        with_template(TEMPLATES[template].replace(old, new)).encode([asked(*messages)])
 
 
-@pytest.mark.parametrize(
-    ("change", "messages"),
-    [
-        ("m.content | trim", [("user", "  Which\n colour?\n")]),
-        ("m.content | replace('\n\n', '\n')", [("user", "Which\n\ncolour?")]),
-        ("m.content.split('</think>')[-1].lstrip()", THOUGHT),
-        ("m.content.split('[/THINK]')[-1]", MARKED),
-        ("m.content | tojson", LOOKED),
-        ("m.content | tojson(ensure_ascii=true)", LOOKED),
-    ],
-)
-def test_what_templates_do_to_words_is_no_fault(
-    with_template: Any, change: str, messages: list[tuple[str, str]]
-) -> None:
+@yaml_cases
+def test_what_templates_do_to_words_is_no_fault(with_template: Any, change: str, messages: list[Any]) -> None:
     """They trim, drop earlier thoughts, and write results of tools as JSON."""
     template = STRINGS.replace(CONTENT, change)
     assert len(with_template(template).encode([asked(*messages)])) == 1
@@ -157,18 +111,12 @@ def test_half_characters_become_question_marks(policy: Policy) -> None:
 # --- errors of templates --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("template", "reason"),
-    [
-        (NO_SYSTEM, "System role not supported"),
-        ("{{ messages[0].name.first }}", "no attribute 'name'"),
-        ("{{ 1 / 0 }}", "division"),
-        (NESTED, "recursion"),
-    ],
-)
+@yaml_cases
 def test_whatever_a_template_raises_names_the_problem(with_template: Any, template: str, reason: str) -> None:
     with pytest.raises(DataError, match=rf"problem p: .*{reason}"):
-        with_template(template).encode([asked(("system", "Be brief."), ("user", "Which?"))])
+        with_template(TEMPLATES.get(template, template)).encode(
+            [asked(("system", "Be brief."), ("user", "Which?"))]
+        )
 
 
 @pytest.fixture
@@ -239,30 +187,6 @@ class Asking(Episode):
         return EpisodeResult({"answer": 1.0})
 
 
-CHATML = STRINGS
-GEMMA = (
-    "{% for m in messages %}{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
-    "{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
-)
-LLAMA = (
-    "{% for m in messages %}<|head|>{{ m.role }}<|/head|>{{ '\n\n' + m.content }}<|eot|>{% endfor %}"
-    "{% if add_generation_prompt %}<|head|>assistant<|/head|>{{ '\n\n' }}{% endif %}"
-)
-MISTRAL = (
-    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
-    "{% else %}{{ m.content }}<eos>{% endif %}{% endfor %}"
-)
-GLM = (
-    "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
-)
-"""Writes nothing behind the last answer; a turn ends where the next one's role begins."""
-NOTHING = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
-SPACED = "{% for m in messages %}[INST]{{ m.content }} <eos>{% endfor %}"
-ALONE = "{% if messages | length > 1 %}{{ raise_exception('one message') }}{% endif %}" + STRINGS
-
-
 def ending_policy(load_policy: Any, template: str, stops: list[str], eos: str = "<eos>") -> Policy:
     """A policy with these stop tokens, of which ``eos`` is the tokenizer's own."""
     policy = load_policy("llama")
@@ -275,24 +199,12 @@ def ending_policy(load_policy: Any, template: str, stops: list[str], eos: str = 
     return policy
 
 
-@pytest.mark.parametrize(
-    ("template", "stops", "end", "talks"),
-    [
-        (GEMMA, ["<eos>", "<end_of_turn>"], "<end_of_turn>", True),
-        (GEMMA, ["<eos>"], "<eos>", False),  # at which the policy does not stop ends no turn of its
-        (CHATML, ["<|im_end|>"], "<|im_end|>", True),
-        (LLAMA, ["<eos>", "<|eot|>"], "<|eot|>", True),
-        (MISTRAL, ["<eos>"], "<eos>", True),
-        (GLM, ["<eos>", "<|user|>", "<|observation|>"], "<|user|>", True),
-        (NOTHING, ["<eos>", "<|im_end|>"], "<eos>", False),
-        (SPACED, ["<eos>", "<|im_end|>"], "<eos>", False),
-        (ALONE, ["<eos>", "<|im_end|>"], "<eos>", False),
-    ],
-)
+@yaml_cases
 def test_a_demonstration_ends_as_the_template_ends_a_turn(
     load_policy: Any, template: str, stops: list[str], end: str, talks: bool
 ) -> None:
     """If it ``talks``, prompt, turns and replies are the text that it writes, up to the last turn's end."""
+    template = TEMPLATES[template]
     policy = ending_policy(load_policy, template, stops)
     task = WordSums()
     problem = task.problem("train", 0, 0)
@@ -313,7 +225,7 @@ def test_a_demonstration_ends_as_the_template_ends_a_turn(
 
 def test_a_model_at_which_nothing_ends_is_refused(load_policy: Any) -> None:
     policy = load_policy("llama")
-    policy.tokenizer.chat_template = NOTHING
+    policy.tokenizer.chat_template = TEMPLATES["nothing"]
     policy.tokenizer.eos_token = None
     policy.model.generation_config.eos_token_id = None
     with pytest.raises(ConfigError, match="eos_token"):

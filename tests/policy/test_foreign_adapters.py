@@ -20,6 +20,7 @@ from selfverify.policy.adapters import merged_parameters
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny_models import tiny_tokenizer
 from selfverify.tasks.base import user_turn
+from tables import yaml_cases
 from tiny_models import disturb, write_checkpoint
 
 PROBLEMS = [Problem("a", user_turn("Say 7.", images=0))]
@@ -69,30 +70,10 @@ def lora(**settings: Any) -> peft.LoraConfig:
     return peft.LoraConfig(**{"r": 4, "target_modules": ATTENTION, "task_type": "CAUSAL_LM"} | settings)
 
 
-ACCEPTED: dict[str, tuple[str, Any]] = {
-    "plain": ("llama", lora()),
-    "head": ("llama", lora(target_modules=[*ATTENTION, "lm_head"])),
-    "all linear layers": ("qwen2", lora(target_modules="all-linear")),
-    "root of rank": ("llama", lora(use_rslora=True, lora_alpha=16)),
-    "ranks and scales by layer": (
-        "llama",
-        lora(rank_pattern={"layers.0.self_attn.q_proj": 2}, alpha_pattern={"v_proj": 32}),
-    ),
-    "all but some": ("llama", lora(exclude_modules=["layers.0.self_attn.q_proj"])),
-    "some layers": ("llama", lora(layers_to_transform=[1], layers_pattern="layers")),
-    "by pattern, gaussian": (
-        "mistral",
-        lora(target_modules=r".*mlp\.(up|down)_proj", init_lora_weights="gaussian"),
-    ),
-    "transposed": ("gpt2", lora(target_modules=["c_attn", "c_proj"], fan_in_fan_out=True)),
-    "scaled logits": ("granite", lora(lora_dropout=0.5)),
-}
-
-
-@pytest.mark.parametrize(("kind", "config"), ACCEPTED.values(), ids=ACCEPTED)
-def test_what_is_accepted_is_right(kind: str, config: Any, base_folders: Any, write: Any) -> None:
+@yaml_cases
+def test_what_is_accepted_is_right(kind: str, settings: Any, base_folders: Any, write: Any) -> None:
     """As loaded, as the reference, without the adapter, and merged to one model."""
-    folder, expected = write(kind, config)
+    folder, expected = write(kind, lora(**settings))
     policy = Policy.load(str(folder), device="cpu")
     bare = logprobs(Policy.load(str(base_folders[kind]), device="cpu"))
     assert (expected - bare).abs().max() > 0.1
@@ -121,44 +102,12 @@ def test_a_merge_in_bfloat16(write: Any) -> None:
     assert (logprobs(merged) - expected).abs().mean() < 0.25
 
 
-REFUSED: dict[str, tuple[str, Any, str]] = {
-    "tokens of their own": ("llama", lora(trainable_token_indices=[70, 71]), "trainable_token_indices"),
-    "head, tied": ("qwen2", lora(target_modules=["q_proj", "lm_head"]), "lm_head.*tie_word_embeddings"),
-    "embeddings": ("llama", lora(target_modules=["q_proj", "embed_tokens"]), "embed_tokens"),
-    "both, tied to each other": (
-        "qwen2",
-        lora(target_modules=["embed_tokens", "lm_head"], ensure_weight_tying=True),
-        "ensure_weight_tying",
-    ),
-    "whole modules": ("llama", lora(modules_to_save=["lm_head"]), "modules_to_save"),
-    "biases": ("qwen2", lora(bias="all"), "bias: all"),
-    "biases of B": ("qwen2", lora(lora_bias=True), "lora_bias"),
-    "magnitudes": ("llama", lora(use_dora=True), "use_dora"),
-    "replicated layers": ("llama", lora(layer_replication=[[0, 2], [0, 2]]), "layer_replication"),
-    "parameters": (
-        "llama",
-        lora(target_modules=[], target_parameters=["q_proj.weight"]),
-        "target_parameters",
-    ),
-    "changed base, by singular values": (
-        "llama",
-        lora(init_lora_weights="pissa"),
-        "init_lora_weights: pissa",
-    ),
-    "activated by tokens": ("llama", lora(alora_invocation_tokens=[70]), "alora_invocation_tokens"),
-    "products": ("llama", peft.LoHaConfig(r=4, target_modules=ATTENTION), "peft_type: LOHA"),
-    "scales": (
-        "llama",
-        peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[], task_type="CAUSAL_LM"),
-        "peft_type: IA3",
-    ),
-}
-
-
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("kind", "config", "named"), REFUSED.values(), ids=REFUSED)
-def test_what_is_refused_is_named(kind: str, config: Any, named: str, write: Any) -> None:
-    folder, _ = write(kind, config)
+@yaml_cases
+def test_what_is_refused_is_named(kind: str, settings: Any, named: str, write: Any) -> None:
+    kinds = {"LoHaConfig": peft.LoHaConfig, "IA3Config": peft.IA3Config}
+    make = kinds.get(settings.get("config"), lora)
+    folder, _ = write(kind, make(**{name: value for name, value in settings.items() if name != "config"}))
     with pytest.raises(ConfigError, match=rf"adapter_config\.json: .*{named}.*merge it with peft first"):
         Policy.load(str(folder), device="cpu")
 
@@ -169,18 +118,7 @@ def change(folder: Path, settings: dict[str, Any]) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"a_thing_of_2030": 3}, ".*a_thing_of_2030: 3.*merge it with peft first"),
-        ({"eva_config": {"rho": 2.0}, "init_lora_weights": "eva"}, ".*eva.*merge it with peft first"),
-        ({"peft_type": "A_KIND_OF_2030"}, ".*A_KIND_OF_2030.*merge it with peft first"),
-        ({"revision": "v2"}, ".*revision: v2.*merge it with peft first"),
-        ({"target_modules": ["nothing"]}, "this adapter cannot be put on"),
-        ({"r": "four"}, "this adapter cannot be put on"),
-        ({"r": 0}, "this adapter cannot be put on"),
-    ],
-)
+@yaml_cases
 def test_settings_that_are_not_known_or_fit_no_layer(changed: dict[str, Any], said: str, write: Any) -> None:
     folder, _ = write("llama", lora())
     change(folder, changed)

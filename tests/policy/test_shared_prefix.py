@@ -22,6 +22,7 @@ from selfverify.core.problem import Problem
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import user_turn
+from tables import yaml_cases
 
 Groups = list[list[Any]]
 
@@ -92,20 +93,7 @@ def test_image_in_a_continuation(loaders: Loaders, problems: list[Problem]) -> N
         assert_close(forced(policy, shared).logprobs(policy.encode(problems), ours), expected)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"temperature": 0.6},
-        {"temperature": 0.6, "shared_prefix": "off"},
-        {"logprob_chunk": 7},
-        {"gradient_checkpointing": True},
-        {"activation_offload": True},
-        {"train_vision": True},
-        {"train_vision": True, "gradient_checkpointing": True},
-    ],
-    ids=lambda s: "+".join(s) or "plain",
-)
+@yaml_cases
 def test_logprobs_and_gradients_equal_transformers(
     loaders: Loaders, problems: list[Problem], groups: Groups, settings: dict[str, Any]
 ) -> None:

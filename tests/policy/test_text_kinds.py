@@ -21,97 +21,11 @@ from selfverify.policy.chat import TooLongError
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny_models import tiny_tokenizer
 from selfverify.tasks.base import user_turn
+from tables import read_tables, yaml_cases
 from tiny_models import write_checkpoint
 
-SIZES = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": None,
-}  # fmt: skip
-EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
-LINEAR = {
-    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}  # fmt: skip
-
-KINDS: dict[str, dict[str, Any]] = {
-    "qwen3_next": {
-        **LINEAR, **EXPERTS, "head_dim": 16, "num_experts": 4, "shared_expert_intermediate_size": 32,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    },
-    "stablelm": {},
-    "falcon": {"hidden_dropout": 0.2, "attention_dropout": 0.2},
-    "gemma2": {"head_dim": 16, "sliding_window": 6},
-    "diffllama": {},
-    "cohere2": {
-        "sliding_window": 6, "logit_scale": 4.0,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    },
-    "gpt2": {},
-}  # fmt: skip
-"""Settings of tiny models of each kind beside `SIZES`."""
-
-SLOW: dict[str, dict[str, Any]] = {
-    "gpt_oss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6},
-    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 8},
-    "jamba": {
-        "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 8,
-        "use_mamba_kernels": False, "num_experts": 2,
-    },
-    "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
-    "doge": {},
-    "llama4_text": {
-        "head_dim": 16, "num_local_experts": 2, "intermediate_size_mlp": 96, "attention_chunk_size": 6,
-        "pad_token_id": 0,
-    },
-    "mpt": {},
-    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
-    "phi": {},
-    "phi3": {"pad_token_id": 0},
-    "glm4": {"head_dim": 16, "pad_token_id": 0},
-    "deepseek_v3": {
-        **EXPERTS, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
-        "first_k_dense_replace": 1,
-    },
-}  # fmt: skip
-
-DRAWING: dict[str, dict[str, Any]] = {
-    "ctrl": {"dff": 96},
-    "seed_oss": {"attention_dropout": 0.2, "residual_dropout": 0.2},
-    "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "input_jitter_noise": 0.1},
-    "openai-gpt": {},
-    "opt": {},
-}
-"""Those that draw numbers in training, if they may."""
-
-STRETCHED: dict[str, dict[str, Any]] = {
-    "llama": {
-        "max_position_embeddings": 64,
-        "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
-    },
-    "mistral": {
-        "sliding_window": None,
-        "rope_parameters": {
-            "rope_type": "longrope", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64,
-            "short_factor": [1.0] * 8, "long_factor": [2.0 + n for n in range(8)],
-        },
-    },
-}  # fmt: skip
-"""Those whose positions turn otherwise once a row is longer than 64 tokens."""
-
-SHARE = {"cohere2", "gpt2", "opt", "phi", "phi3", "glm4", "deepseek_v3"}
-REASONS = {
-    "qwen3_next": "linear_attention",
-    "stablelm": "do not hand on",
-    "falcon": "3 of its 3 layers",
-    "gemma2": "softcap",
-    "diffllama": "differ from the plain forward",
-    "gpt_oss": "s_aux",
-    "doge": "attention masks of their own",
-    "llama4_text": "chunked_attention",
-}
-"""What a warning says of kinds whose prompts are not shared."""
-
+TABLES: dict[str, Any] = read_tables(Path(__file__).with_suffix(".yaml"))
+KINDS, SLOW, DRAWING, STRETCHED = (TABLES[name] for name in ("kinds", "slow", "drawing", "stretched"))
 FREE = SamplingConfig(group_size=3, max_new_tokens=8, top_p=1.0)
 GREEDY = SamplingConfig(group_size=1, max_new_tokens=8, temperature=0.0)
 PROBLEMS = [
@@ -130,7 +44,7 @@ def load_kind(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Policy]
             tokenizer = tiny_tokenizer()
             about = {
                 "vocab_size": -(-len(tokenizer) // 16) * 16,
-                **SIZES,
+                **TABLES["sizes"],
                 **(DRAWING | KINDS | SLOW | STRETCHED).get(kind, {}),
             }
             model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **about))
@@ -172,9 +86,9 @@ def test_samples_are_the_models_own(
             policy.threads(prompts, FREE, seeds=[0, 0])
         greedy = policy.sample(prompts, GREEDY, seeds=[0, 0])
     assert torch.equal(state, torch.random.get_rng_state())
-    assert policy.shares_prefix is (kind in SHARE)
-    assert ("sharing is off" in caplog.text) == (kind not in SHARE)
-    assert REASONS.get(kind, "") in caplog.text
+    assert policy.shares_prefix is (kind in TABLES["share"])
+    assert ("sharing is off" in caplog.text) == (kind not in TABLES["share"])
+    assert TABLES["reasons"].get(kind, "") in caplog.text
     for prompt, [sample] in zip(prompts, greedy, strict=True):
         assert sample.tokens == own_logprobs(policy, prompt, sample.tokens)[0].argmax(-1).tolist()
     groups = policy.sample(prompts, FREE, seeds=[1, 2])
@@ -239,14 +153,7 @@ def test_all_policies_of_a_model_share_alike(load_kind: Any) -> None:
     assert whole.frozen_copy().shares_prefix is True
 
 
-@pytest.mark.parametrize(
-    ("kind", "problem"),
-    [
-        ("bert-generation", "others stand behind it"),
-        ("bert", "to their logits"),
-        ("rwkv", "by transformers' cache other log-probs"),
-    ],
-)
+@yaml_cases
 def test_models_that_cannot_be_used_are_refused(load_kind: Any, kind: str, problem: str) -> None:
     """One reads in both directions; what the next one's head does is not known here; the last one's cache
     confuses the samples of a group."""

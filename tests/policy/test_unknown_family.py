@@ -24,7 +24,6 @@ from transformers import (
     PaliGemmaConfig,
     PaliGemmaForConditionalGeneration,
     PaliGemmaProcessor,
-    WatermarkingConfig,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.mllama.image_processing_pil_mllama import MllamaImageProcessorPil
@@ -45,6 +44,7 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.recomputing_sessions import RecomputingSession
 from selfverify.policy.tiny_models import tiny_tokenizer
 from selfverify.tasks.base import user_turn
+from tables import read_tables, yaml_cases
 from tiny_models import write_checkpoint
 
 CONTINUATIONS = [[[70, 71, 72, 73], [75], []], [[80, 81], [82], [83, 84, 85]]]
@@ -86,20 +86,22 @@ def own_samples(policy: Policy, logits_of: Callable[[Problem, list[int]], torch.
     return groups
 
 
+def parts(name: str, text: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a model's two parts; ``text`` is what its tokenizer says."""
+    stored = read_tables(Path(__file__).with_suffix(".yaml"))[name]
+    both = {part: stored["sizes"] | stored[part] for part in ("vision", "text")}
+    return {"vision_config": both["vision"], "text_config": both["text"] | text}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llava")
     tokenizer = tiny_tokenizer()
     named_special(tokenizer, "<image>")
     tokenizer.chat_template = tokenizer.chat_template.replace(SLOT, "<image>")
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    vision = {"model_type": "clip_vision_model", **sizes, "image_size": 32, "patch_size": 8}
-    text = {
-        "model_type": "llama", **sizes, "vocab_size": -(-len(tokenizer) // 16) * 16, "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-    }  # fmt: skip
+    text = {"vocab_size": -(-len(tokenizer) // 16) * 16, "eos_token_id": tokenizer.eos_token_id}
     image = tokenizer.convert_tokens_to_ids("<image>")
-    config = LlavaConfig(vision_config=vision, text_config=text, image_token_id=image)
+    config = LlavaConfig(**parts("llava", text), image_token_id=image)
     torch.manual_seed(0)
     model = LlavaForConditionalGeneration(config)
     write_checkpoint(folder, model, tokenizer)
@@ -167,25 +169,7 @@ def test_samples(folder: Path, policy: Policy) -> None:
             assert (sample.finish == "stop") == (sample.tokens[-1] in policy.stop_tokens)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"repetition_penalty": 1.5},
-        {"min_new_tokens": 5},
-        {"suppress_tokens": list(range(60, 300))},
-        {"sequence_bias": [[[70], 100.0]]},
-        {"forced_eos_token_id": 70},
-        {"do_sample": True, "temperature": 0.1, "top_k": 1, "top_p": 0.1, "min_p": 0.9},
-        {"max_length": 3},
-        {"num_beams": 3},
-        {"use_cache": False},
-        {"stop_strings": ["e"]},
-        {"pad_token_id": 10**6},
-        {"cache_implementation": "static"},
-        {"watermarking_config": WatermarkingConfig(bias=9.0)},
-    ],
-    ids=lambda settings: "+".join(settings),
-)
+@yaml_cases
 def test_what_a_checkpoint_says_of_generation_changes_nothing(
     policy: Policy, settings: dict[str, Any]
 ) -> None:
@@ -248,20 +232,12 @@ def mllama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     begin = tokenizer.convert_ids_to_tokens(words - 1)
     tokenizer.bos_token = begin
     tokenizer.chat_template = begin + tokenizer.chat_template.replace(SLOT, "<|image|>")
-    sizes = {"hidden_size": 32, "intermediate_size": 48}
-    vision = {
-        "num_hidden_layers": 2, "num_global_layers": 1, "attention_heads": 2, "image_size": 16,
-        "patch_size": 8, "intermediate_layers_indices": [1], "vision_output_dim": 64, "max_num_tiles": 4,
-    }  # fmt: skip
     text = {
-        "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2,
-        "cross_attention_layers": [1], "vocab_size": words, "bos_token_id": words - 1,
-        "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id,
-        "max_position_embeddings": 512, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "vocab_size": words, "bos_token_id": words - 1, "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
     }  # fmt: skip
     config = MllamaConfig(
-        vision_config={**sizes, **vision}, text_config={**sizes, **text},
-        image_token_index=tokenizer.convert_tokens_to_ids("<|image|>"),
+        **parts("mllama", text), image_token_index=tokenizer.convert_tokens_to_ids("<|image|>"),
     )  # fmt: skip
     torch.manual_seed(0)
     model = MllamaForConditionalGeneration(config)
@@ -339,17 +315,9 @@ def paligemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     images = SiglipImageProcessorPil(size={"height": 32, "width": 32})
     images.image_seq_length = 16
     processor = PaliGemmaProcessor(images, tokenizer, chat_template=tokenizer.chat_template)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    vision = {
-        "model_type": "siglip_vision_model", "image_size": 32, "patch_size": 8, "vision_use_head": False,
-    }  # fmt: skip
-    text = {
-        "model_type": "gemma", "num_key_value_heads": 1, "head_dim": 16, "bos_token_id": None,
-        "vocab_size": -(-len(tokenizer) // 16) * 16, "eos_token_id": tokenizer.eos_token_id,
-    }  # fmt: skip
+    text = {"vocab_size": -(-len(tokenizer) // 16) * 16, "eos_token_id": tokenizer.eos_token_id}
     config = PaliGemmaConfig(
-        vision_config={**sizes, **vision}, text_config={**sizes, **text}, projection_dim=32,
-        image_token_id=processor.image_token_id,
+        **parts("paligemma", text), projection_dim=32, image_token_id=processor.image_token_id,
     )  # fmt: skip
     torch.manual_seed(0)
     model = PaliGemmaForConditionalGeneration(config)

@@ -34,6 +34,7 @@ from selfverify.policy.vllm import VLLMEngine, require_vllm
 from selfverify.tasks.base import user_turn
 from selfverify.trainer.parallel import make_accelerator
 from served import free_port
+from tables import yaml_cases
 from tiny_models import disturb
 from vllm_standin import Server, standing_in
 
@@ -334,17 +335,7 @@ def test_refused_families_and_shards(server: Server, load_policy: Any) -> None:
         VLLMEngine(load_policy(lora=AdapterConfig(rank=4)), fsdp, server.config)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"engine": "own", "vllm": {"server_base_url": "http://a"}}, "own needs no settings of vllm"),
-        ({"engine": "vllm"}, "needs vllm.server_base_url"),
-        (
-            {"engine": "vllm", "temperature": 0.0, "vllm": {"server_base_url": "http://a"}},
-            "temperature above 0",
-        ),
-    ],
-)
+@yaml_cases
 def test_contradictions(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         SamplingConfig(**settings)

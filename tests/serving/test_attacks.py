@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -33,7 +34,7 @@ from serving_servers import (
     tagged,
     used,
 )
-from tables import yaml_cases
+from tables import read_tables, yaml_cases
 
 
 def test_at_the_deadline_what_was_finished_is_chosen_from() -> None:
@@ -226,18 +227,8 @@ def test_a_server_cannot_make_up_labels_nor_show_its_address() -> None:
 
 
 def test_fields_of_the_standard_and_of_servers_pass() -> None:
-    own: Body = dict.fromkeys((
-        "min_p", "repetition_penalty", "length_penalty", "min_tokens", "use_beam_search", "no_stop_trim",
-        "skip_special_tokens", "include_stop_str_in_output", "guided_json", "chat_template_kwargs", "echo",
-        "prompt_logprobs", "priority", "stop_regex", "session_params", "structured_outputs", "documents",
-        "mm_processor_kwargs", "truncate_prompt_tokens", "spaces_between_special_tokens", "return_token_ids",
-        "cache_salt", "logprob_token_ids", "allowed_token_ids", "lora_path",
-    ), 1)  # fmt: skip
-    own |= {
-        "temperature": 0.3, "top_p": 0.8, "max_tokens": 9, "stop": ["x"], "presence_penalty": 0.1,
-        "response_format": {"type": "text"}, "user": "u", "tools": [], "logit_bias": {"1": 2}, "top_k": 5,
-        "add_generation_prompt": True, "continue_final_message": False,
-    }  # fmt: skip
+    tables = read_tables(Path(__file__).with_suffix(".yaml"))
+    own: Body = dict.fromkeys(tables["of_servers"].split(), 1) | tables["of_the_standard"]
     fake = FakeUpstream()
     assert ask(fake, question(**own, frequency_penalty=None))[0] == 200
     assert {name: fake.seen[0][name] for name in own} == own and "frequency_penalty" not in fake.seen[0]

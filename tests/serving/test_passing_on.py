@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -12,27 +13,10 @@ from aiohttp import web
 from selfverify.clients.candidates import Growing
 from selfverify.serving.app import Gateway
 from serving_servers import Body, FakeUpstream, question, served
-from tables import yaml_cases
+from tables import read_tables, yaml_cases
 
-CALLS: list[Body] = [
-    {"index": 0, "id": "a", "type": "function", "function": {"name": "tap", "arguments": "{}"}, "more": 1},
-    {"index": 0, "id": "b", "type": "function", "function": {"name": "wait", "arguments": "{}"}},
-    {"id": "c", "type": "custom", "custom": {"name": "sql", "input": "select 1"}},
-]
-WHOLE: Body = {
-    "id": "x", "object": "chat.completion", "created": 1, "model": "big", "service_tier": "flex",
-    "system_fingerprint": "fp",
-    "choices": [
-        {
-            "index": 0, "finish_reason": "tool_calls", "stop_reason": 7,
-            "message": {"role": "assistant", "content": None, "tool_calls": CALLS, "reasoning": "hm"},
-        }
-    ],
-    "usage": {
-        "prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8,
-        "completion_tokens_details": {"reasoning_tokens": 4},
-    },
-}  # fmt: skip
+WHOLE: Body = read_tables(Path(__file__).with_suffix(".yaml"))["whole"]
+CALLS: list[Body] = WHOLE["choices"][0]["message"]["tool_calls"]
 
 
 def asked(said: bytes, model: str, **more: Any) -> bytes:

@@ -159,18 +159,7 @@ def drifted(policy: Policy, factor: float) -> Policy:
     return other
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"loss__denominator": "sequence"},
-        {"loss__denominator": "batch", "images": True},
-        {"loss__denominator": "trajectory", "loss__ratio": "trajectory"},
-        {"loss__denominator": "channel", "updates": True, "images": True},
-        {"loss__denominator": "trajectory", "loss__ratio": "trajectory", "updates": True, "images": True},
-        {"loss__denominator": "sequence", "objective": "likelihood"},
-    ],
-    ids=str,
-)
+@yaml_cases
 def test_the_gradient_of_slices_is_that_of_groups(
     load_policy: Any, in_float64: Any, settings: dict[str, Any]
 ) -> None:

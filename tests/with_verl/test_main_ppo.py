@@ -21,26 +21,11 @@ from selfverify.rollouts.rollout import Rollout
 from selfverify.rollouts.score_reading import read_rollout_scores
 from selfverify.trainer.batch import make_streams, stack
 from selfverify.trainer.trainer import Trainer
+from tables import read_tables
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-ENGINE = {
-    "data.dataloader_num_workers": 0,
-    "actor_rollout_ref.model.use_remove_padding": False,
-    "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
-    "actor_rollout_ref.rollout.name": "generate",
-    "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
-    "actor_rollout_ref.rollout.agent.num_workers": 1,
-    "actor_rollout_ref.rollout.load_format": "auto",
-    "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
-    "actor_rollout_ref.ref.fsdp_config.use_torch_compile": False,
-    "reward.num_workers": 1,
-    "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-    "trainer.device": "cpu",
-    "ray_kwargs.ray_init.num_cpus": 16,
-    "+ray_kwargs.ray_init.num_gpus": 2,
-    "+ray_kwargs.ray_init.include_dashboard": False,
-}
+ENGINE = read_tables(Path(__file__).with_suffix(".yaml"))["engine"]
 START = """
 import json, sys
 from selfverify.experiments.recipe import Recipe

@@ -21,6 +21,7 @@ from selfverify.core.config import distributions
 from selfverify.core.episode import Call, EnvironmentLost
 from selfverify.core.errors import DataError
 from selfverify_android_world import AndroidWorld, AndroidWorldConfig, AndroidWorldSource
+from tables import yaml_cases
 
 TASK = {"task_type": "ClockStopWatch", "task_idx": 0}
 
@@ -129,24 +130,11 @@ def test_what_the_agent_and_the_caller_get_wrong() -> None:
     assert run(use).actions == []
 
 
-@pytest.mark.parametrize(
-    ("path", "fault", "message"),
-    [
-        ("execute_action", "crash", "/execute_action failed: it answered 500: crash"),
-        ("execute_action", "hang", r"/execute_action took longer than 0\.3 s"),
-        ("screenshot", "{", "/screenshot failed: no JSON"),
-        ("screenshot", "[" * 90_000, "/screenshot failed: no JSON"),
-        ("screenshot", json.dumps({"pixels": [[1, 2], [3]]}), "the screenshot is none"),
-        ("screenshot", json.dumps({"pixels": [[[1, 2, 300]]]}), "between 0 and 255"),
-        ("screenshot", json.dumps({"pixels": [[["a", "b", "c"]]]}), "are no screen"),
-        ("screenshot", " " * 200_000, "/screenshot failed: it is larger than 100,000 bytes"),
-        ("task/score", json.dumps({"score": "1"}), "the score 1 is no number"),
-    ],
-)
+@yaml_cases
 def test_faults_lose_the_session(path: str, fault: str, message: str) -> None:
     async def use(world: AndroidWorld, emulator: Emulator) -> None:
         await world.reset(TASK, seed=0)
-        emulator.faults[path] = fault
+        emulator.faults[path] = fault.replace("NESTED", "[" * 90_000).replace("BLANK", " " * 200_000)
         done, click = Call("status", {"goal_status": "complete"}), Call("click", {"x": 1, "y": 2})
         call = done if "score" in path else click
         for _ in range(2):

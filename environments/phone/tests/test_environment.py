@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from random import Random
 from typing import Any
 from xml.etree import ElementTree
@@ -21,6 +22,7 @@ from selfverify_phone.playing import perform
 from selfverify_phone.system.device import HOME, Phone, Refused
 from selfverify_phone.templates import TEMPLATES
 from selfverify_phone.tools import schemas
+from tables import put, read_tables, yaml_cases
 
 NAMES = list(TEMPLATES)
 
@@ -130,15 +132,7 @@ def test_ids_stay_while_the_list_changes() -> None:
 def test_refused_calls_change_nothing() -> None:
     environment = opened()
     first = launch(environment, "contacts")
-    for name, arguments, reason in (
-        ("tap", {"id": "nobody"}, "there is no nobody"),
-        ("type", {"text_input": "x"}, "no keyboard"),
-        ("enter", {}, "no keyboard"),
-        ("tap", {"x1": 0, "y1": 0, "x2": 9000, "y2": 2}, "not on the screen"),
-        ("launch", {"app": "Mail"}, "no such app"),
-        ("wait", {"seconds": 900}, "0 to 60"),
-        ("submit", {}, "no tool"),
-    ):
+    for name, arguments, reason in read_tables(Path(__file__).with_suffix(".yaml"))["refused_calls"]:
         seen = act(environment, name, **arguments)
         assert reason in seen.error and seen.text == first.text
     act(environment, "tap", id="add")
@@ -225,21 +219,10 @@ def test_a_task_can_be_given_as_json() -> None:
     assert state["state"] == task.phone().state
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda t: t.pop("goal"), "goal"),
-        (lambda t: t["state"].pop("stack"), "stack"),
-        (lambda t: t["state"]["data"].pop("alarm"), "alarm"),
-        (lambda t: t["state"]["data"]["alarm"]["1"].pop("on"), "alarm/1: on must be of type bool"),
-        (lambda t: t["state"]["data"]["setting"].pop("wifi"), "setting must have the records"),
-        (lambda t: t["state"]["stack"].clear(), "stack cannot be shown"),
-        (lambda t: t["state"]["stack"][0].update(app="weather"), "stack cannot be shown: .*weather"),
-    ],
-)
-def test_broken_tasks_are_named(change: Any, reason: str) -> None:
+@yaml_cases
+def test_broken_tasks_are_named(place: list[Any], value: Any, reason: str) -> None:
     data = json.loads(json.dumps(make_task("contacts-phone", 4).record()))
-    change(data)
+    put(data, place, value)
     with pytest.raises(DataError, match=reason):
         asyncio.run(PhoneEnvironment().reset({"task": data}, 0))
 

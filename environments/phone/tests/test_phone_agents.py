@@ -47,16 +47,7 @@ def expert(made: PhoneAgents, problem: Problem) -> EpisodeResult:
         episode.release()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"address": "bounds", "react": False, "calls": "json", "held_out": "seeds"},
-        {"text": "terse", "prompt": "task", "start": "app", "agent": {"first_screen": "given"}},
-        {"hostile": True},
-    ],
-    ids=["paper", "bounds", "terse", "hostile"],
-)
+@yaml_cases
 def test_an_expert_earns_the_whole_reward(options: dict[str, Any]) -> None:
     """0.2 + 0.8 - 0.05 for each of its exhibits, of which there are as few as can be."""
     made = task(**options)
@@ -153,20 +144,7 @@ def test_judges_are_made_as_asked() -> None:
     assert "**Money.**" in model.jury.judge.prompt  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("options", "reward"),
-    [
-        ({"judge": {"kind": "state"}}, 0.95),
-        ({"judge": {"flipped": 0.1, "jury": {"votes": 3, "deciding": 2}}}, 0.95),
-        ({"agent": {"evidence": {"judged": "all"}}}, 0.95),
-        ({"agent": {"evidence": {"judged": "message"}}}, -0.05),  # what is not shown did not happen
-        ({"agent": {"reward": {"conciseness": 0.0}}}, 1.0),
-        ({"agent": {"reward": {"relevant": 0.0}}}, 0.75),
-        # Fine-tuning without evidence: it hands in where the goal is reached, and says so.
-        ({"agent": {"evidence": {"source": "last"}}, "teacher": {"stops_early": 1.0}}, 1.0),
-    ],
-    ids=["state", "flipped", "all", "message", "free", "no validity", "vanilla"],
-)
+@yaml_cases
 def test_arms_of_the_comparison(options: dict[str, Any], reward: float) -> None:
     """The same expert, whose task takes one exhibit, is worth this."""
     made = task(**options)

@@ -195,22 +195,16 @@ def test_several_displays(server: Server, phone: Phone) -> None:
 # Losses
 
 
-@pytest.mark.parametrize(
-    ("break_it", "message"),
-    [
-        (lambda s, p: setattr(s, "version", 31), "speaks version 31; 39 or newer is needed"),
-        (lambda s, p: setattr(s, "garbage", True), "is lost: Unknown data"),
-        (lambda s, p: s.phones.clear(), f"device '{SERIAL}' not found"),
-        (lambda s, p: setattr(p, "state", "offline"), "is offline; start it"),
-        (lambda s, p: setattr(p, "state", "unauthorized"), "is unauthorized"),
-        (lambda s, p: setattr(p, "cut_off", True), "was cut off while it ran getprop"),
-        (lambda s, p: setattr(p, "displays", 0), "no display: Error: Display not found"),
-        (lambda s, p: "127.0.0.1:9", r"no adb server at 127.0.0.1:9 .*adb start-server"),
-    ],
-)
-def test_devices_that_cannot_be_used(server: Server, phone: Phone, break_it: Any, message: str) -> None:
+@yaml_cases
+def test_devices_that_cannot_be_used(
+    server: Server, phone: Phone, part: str, name: str, value: Any, message: str
+) -> None:
     """Each is a loss that says what to do; no server is started."""
-    made = config(server).model_copy(update={"server": break_it(server, phone) or server.address})
+    made = config(server)
+    if part == "settings":
+        made = made.model_copy(update={name: value})
+    else:
+        setattr({"server": server, "phone": phone}[part], name, value)
     with pytest.raises(EnvironmentLost, match=message):
         play(AndroidEnvironment(made), TASK)
 

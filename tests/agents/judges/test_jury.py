@@ -160,31 +160,16 @@ def test_reasons_name_rounds() -> None:
     assert vote("Sorry.", ("lamp/oven", "colour", "red")).words == said
 
 
-def test_an_admitted_failure_is_one_whatever_is_shown() -> None:
-    for message in (
-        "I could not find the alarm.", "I couldn’t set it.", "It is impossible.", "I gave up.",
-        "The app FAILED to save it.", "I was not able to do it.", "I'm unable to open the app, sorry",
-        "The task cannot be completed.", "It is not done.", "It failed, and nothing was saved.",
-        "Sorry, the note 'Mission' was not found: I couldn't delete it.", "I did not manage to open it.",
-        "The song isn't there. It's impossible to play it.", "Nothing failed, but it could not be set.",
-        "I wasn't able to do it.", "It isn't possible.", "I haven't finished.", "The note isn't done yet.",
-        "I did not complete the task.", "I didn't do it.", "It does not work.", "I have given up.",
-        "I ran out of steps.", "I was unsuccessful.", "I do not know.", "I haven't been able to open it.",
-    ):  # fmt: skip
-        assert admits_failure(message), message
-        assert (found := vote(message, ON)).valid and not found.success
+@yaml_cases
+def test_an_admitted_failure_is_one_whatever_is_shown(message: str) -> None:
+    assert admits_failure(message), message
+    assert (found := vote(message, ON)).valid and not found.success
 
 
-def test_other_messages_admit_nothing() -> None:
+@yaml_cases
+def test_other_messages_admit_nothing(message: str) -> None:
     """Nor do names and quotations, nor what is denied."""
-    for message in (
-        "Done.", "The alarm is set to 7:30.", "Nothing is due on Friday.", "", "Notes: can opener", "12",
-        "The song is Sorry", "Deleted the note 'Mission Impossible'", "Nothing failed", "Nothing has failed.",
-        "Deleted the note Mission Impossible.", "The message “Sorry, I could not come” was sent.",
-        "No step failed.", 'The note "I gave up" is starred.', "It was not impossible: the alarm is set.",
-        "The printer ran out of paper.", "The workout is not on the list.", "It did not fail.",
-    ):  # fmt: skip
-        assert not admits_failure(message), message
+    assert not admits_failure(message), message
 
 
 def test_a_case_without_a_goal_is_refused() -> None:

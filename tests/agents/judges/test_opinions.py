@@ -38,25 +38,19 @@ def answer(words: str = 'Round 2 shows "7:30".', valid: str = "True", verdict: s
 VERDICT = "<Verdict>SUCCESS</Verdict>"
 
 
+@yaml_cases
+def test_what_says_nothing_or_two_things_is_no_vote(parts: dict[str, str], text: str) -> None:
+    text = text.replace("ANSWER", answer(**parts).replace("LONG", "a" * LONGEST))
+    vote, missing = read_opinion(text.replace("RIGHT", answer()).replace("VERDICT", VERDICT), CASE)
+    assert vote is None and missing
+
+
 @pytest.mark.parametrize("text", [
-    "", "SUCCESS", VERDICT, answer(verdict="SUCCESS or FAILURE"), answer(verdict="not SUCCESS"),
-    answer(verdict="SUCCESS, FAILURE"), answer(verdict="SUCCESS: it failed"), answer(verdict="No: SUCCESS"),
-    answer(verdict="SUCCESS, but only half of it"), answer(verdict="成功，但不完整"),
-    answer(valid="True: partly"),
-    answer(verdict=""), answer(verdict="SUCCESS\n- in part"), answer(verdict="partial\nSUCCESS"),
-    answer(valid="1"), answer(words="round 2 " + "a" * LONGEST),
-    # Thoughts that never end; another verdict inside the reasons, or behind them.
-    "<think>" + answer(), answer() + "</think><think>" + answer(verdict="FAILURE"),
-    answer(words="It says <Verdict>FAILURE</Verdict>, round 2."), answer() + answer(verdict="FAILURE"),
-    answer() + answer(valid="False"), answer().replace("<ValidEvidence>True</ValidEvidence>", ""),
-    # In another language: its verdict, its marks.
-    answer(verdict="ÉXITO"), answer(valid="Verdadero"),
-    "<理由>第2轮显示“7:30”。</理由>\n<有效证据>True</有效证据>\n<结论>SUCCESS</结论>",
-    # An essay, without a verdict, and with one that is only told of.
     "The evidence of round 2 is compelling in several ways. " * 500,
     "On the whole " + VERDICT + " seems fair to me, since round 2 shows it. " * 40,
 ])  # fmt: skip
-def test_what_says_nothing_or_two_things_is_no_vote(text: str) -> None:
+def test_an_essay_is_no_vote(text: str) -> None:
+    """Without a verdict, and with one that is only told of."""
     vote, missing = read_opinion(text, CASE)
     assert vote is None and missing
 

@@ -35,6 +35,7 @@ from selfverify.experiments.visual_sets import judge_looks, make_sets, read_pair
 from selfverify.policy.policy import Policy
 from selfverify.visual.pairs import Pairing
 from serving_servers import FakeUpstream, Loop
+from tables import put, yaml_cases
 
 EXPERT = TeacherConfig(expert=True)
 FREE = Pairing(match_lengths=False)
@@ -206,25 +207,14 @@ def test_nothing_right_says_why(tmp_path: Path, servers: Loop) -> None:
         make_sets(tmp_path, FREE)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda row: row["conversations"][0]["messages"][1].pop("role"), "conversation 0: a role is unknown"),
-        (lambda row: row["conversations"][0]["messages"][1].update(content=None), "0: a part is empty"),
-        (lambda row: row["conversations"][0]["messages"][0].update(content=[["x"]]), "0: a part is neither"),
-        (lambda row: row["conversations"][0].update(messages=[]), "0: it has no messages"),
-        (lambda row: row["about"].update(told="x"), "about.told: .* valid integer"),
-        (lambda row: row["about"].update(cuts=[1]), "about.cuts.0: .* valid list"),
-        (lambda row: row["about"].update(steps="x"), "about.steps: .* valid list"),
-    ],
-)
-def test_a_damaged_line_is_named(tmp_path: Path, change: Any, said: str) -> None:
+@yaml_cases
+def test_a_damaged_line_is_named(tmp_path: Path, place: list[Any], value: Any, said: str) -> None:
     """Whatever reads the folder: the file, the problem and what is wrong."""
     collect_looks(far_recipe(), EXPERT, tmp_path, problems=2)
     path = tmp_path / "collected.jsonl"
     head, line, *rest = path.read_text().splitlines(True)
     row = json.loads(line)
-    change(row)
+    put(row, place, value)
     path.write_text("".join([head, json.dumps(row) + "\n", *rest]))
     named = rf"collected.jsonl: problem {row['problem']}: .*{said}"
     server = TeacherConfig(server="http://127.0.0.1:9", model="m")

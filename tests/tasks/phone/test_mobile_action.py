@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from selfverify.tasks.mobile import (
     vote_key,
     write_call,
 )
-from tables import yaml_cases
+from tables import read_tables, yaml_cases
 
 
 def call(arguments: Any) -> str:
@@ -31,19 +32,8 @@ def test_calls_are_read(given: dict[str, Any], read: dict[str, Any]) -> None:
 
 CLICK = '{"action": "click", "coordinate": [1, 2]}'
 WHOLE = f'{{"name": "mobile_use", "arguments": {CLICK}}}'
-ARGUMENTS: list[Any] = [
-    CLICK, [{"action": "wait"}], {}, {"action": None}, {"action": ["click"], "coordinate": [1, 2]},
-    {"action": "tap", "coordinate": [1, 2]}, {"action": "Click", "coordinate": [1, 2]}, {"action": "click"},
-    *({"action": "click", "coordinate": at} for at in ([1], [1, 2, 3], ["1", "2"], "[1, 2]", [True, 2])),
-    *({"action": "click", "coordinate": at} for at in ([10**9, 2], [10**300, 2])),
-    {"action": "click", "coordinate": [1, 2], "x": 1}, {"action": "click", "coordinate": [1, 2], "text": 3},
-    {"action": "swipe", "coordinate": [1, 2]}, {"action": "swipe", "direction": "up"},
-    {"action": "swipe", "coordinate": [1, 2], "coordinate2": [3, 4], "direction": "up"},
-    {"action": "type"}, *({"action": "type", "text": text} for text in (" ", ["a"], "a" * MAX_CHARS)),
-    *({"action": "system_button", "button": button} for button in ("back", ["Back"])),
-    {"action": "wait", "time": "2"}, {"action": "wait", "time": -1},
-    {"action": "terminate"}, {"action": "terminate", "status": "done"},
-]  # fmt: skip
+REFUSED: list[Any] = read_tables(Path(__file__).with_suffix(".yaml"))["refused"]
+ARGUMENTS = [CLICK, {"action": "type", "text": "a" * MAX_CHARS}, *REFUSED]
 MALFORMED = [
     *("", "click(1, 2)", CLICK, "[]", "null", "NaN", WHOLE[:-1], WHOLE + " and", WHOLE * 2, f"[{WHOLE}]"),
     WHOLE.replace('"name"', '"name": "mobile_use", "name"'), WHOLE[:-1] + ', "id": 1}',

@@ -29,6 +29,7 @@ from selfverify.visual.tools.gallery import Gallery, space_named
 from selfverify.visual.tools.segment import GrabCut, ImageSegment
 from selfverify.visual.tools.server import LIMITS, RemoteTool, ToolServer, ToolSession, behind_server
 from serving_servers import Loop
+from tables import yaml_cases
 
 SEGMENT = {"image_index": 2, "bounding_box": [100, 100, 300, 300]}
 
@@ -106,29 +107,16 @@ def test_a_server_that_is_gone_or_has_no_such_tool(servers: Loop) -> None:
 BLOCKS = to_blocks("", [gallery().pictures[0].full])
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ({"images": BLOCKS * 2, "numbers": [1, 1]}, "each of the 2 images needs a number of its own"),
-        ({"images": "x"}, "'images': Input should be a valid list"),
-        ({"images": [{"type": "image", "data": "!"}]}, "base64 is broken"),
-        ({"numbers": [0]}, "'numbers'.0: Input should be greater than or equal to 1"),
-        ({"numbers": [10**9]}, "'numbers'.0: Input should be less than or equal to 1000"),
-        ({"numbers": [2]}, "images: image 1 is asked about, and the call does not bring it"),
-        ({"spaces": [[0, 5]]}, "'spaces'.0.0: Input should be greater"),
-        ({"spaces": [[5, 10**400]]}, "'spaces'.0.1: "),
-        ({"spaces": [[5, 5], [5, 5]]}, "each of the 1 images needs a number of its own, and one space"),
-        ({"image_index": "one"}, "image_index"),
-        ({"image_index": 2}, "there is no image 2"),
-    ],
-)
+@yaml_cases
 def test_calls_that_do_not_fit(more: dict[str, Any], said: str) -> None:
     """Anybody may call a server: what cannot be done is said, and the session goes on."""
     session = ToolSession(Toolbox([Cutting()]))
     arguments = {"image_index": 1, "bounding_box": [20, 10, 60, 30], "images": BLOCKS}
+    given = arguments | more
+    given["images"] = BLOCKS * 2 if given["images"] == "TWICE" else given["images"]
 
     async def ask() -> tuple[str, int]:
-        wrong = await session.step(Call("zoom_in", arguments | more))
+        wrong = await session.step(Call("zoom_in", given))
         right = await session.step(Call("zoom_in", arguments))
         return wrong.error, len(right.images)
 
