@@ -160,10 +160,9 @@ def _read(parts: Parts, unit: str = "") -> Value | None:
     relations = _relations(parts) if texts & _RELATIONS else []
     if relations and (len(items) == 1 or (len(relations) == 1 and parts[relations[0]].text == "\\in")):
         return _related(parts, relations, unit)
-    if len(items) > 1 and kind in ("", "{}"):
+    if not texts.isdisjoint(("\\pm", "\\mp")):
+        kind, items = (kind, items) if kind in ("", "{}") else ("", [parts])
         items = [one for item in items for one in _both(item)]
-    elif len(both := _both(parts)) > 1:
-        kind, items = "", both
     if len(items) > 1 or kind == "{}":
         return _several(parts, kind, items, unit)
     return (_joined(parts, unit) if texts & _JOINTS.keys() else None) or _single(parts, unit)
@@ -461,10 +460,11 @@ def _label(parts: Parts) -> Label | None:
     """Return words and codes; None for what may be a product of letters."""
     code = "".join(part.text for part in parts if part.text not in ("_", "{", "}"))
     glued = parts[0].text.isupper() or not any(part.spaced for part in parts)
-    formula = code[:1].isupper() and sum(map(str.isupper, code)) > 1
-    formula &= all(b.isupper() or b.isdecimal() or a.isupper() for a, b in pairwise(code))
-    if ((glued and code.isupper()) or formula) and code.isalnum() and not code.isalpha():
-        return Label(code.casefold())  # "AB12", "H_2O", "Na_2CO_3"
+    if code.isalnum() and not code.isalpha():
+        formula = code[0].isupper() and sum(map(str.isupper, code)) > 1
+        formula &= all(b.isupper() or b.isdecimal() or a.isupper() for a, b in pairwise(code))
+        if formula or (glued and code.isupper()):
+            return Label(code.casefold())  # "AB12", "H_2O", "Na_2CO_3"
     long = [part for part in parts if part.kind == "word" and len(part.text.rstrip("'")) > 1]
     long = [part for part in long if part.text.casefold() not in KNOWN_WORDS]
     for i, (a, b) in enumerate(pairwise(parts)):
