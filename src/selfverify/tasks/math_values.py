@@ -161,8 +161,8 @@ def _read(parts: Parts, unit: str = "") -> Value | None:
     if relations and (len(items) == 1 or (len(relations) == 1 and parts[relations[0]].text == "\\in")):
         return _related(parts, relations, unit)
     if not texts.isdisjoint(("\\pm", "\\mp")):
-        kind, items = (kind, items) if kind in ("", "{}") else ("", [parts])
-        items = [one for item in items for one in _both(item)]
+        items = [one for item in (items if kind in ("", "{}") else [parts]) for one in _both(item)]
+        kind = "{}" if len(items) > 1 else ""
     if len(items) > 1 or kind == "{}":
         return _several(parts, kind, items, unit)
     return (_joined(parts, unit) if texts & _JOINTS.keys() else None) or _single(parts, unit)
@@ -241,7 +241,7 @@ def _several(parts: Parts, kind: str, slices: Sequence[Parts], unit: str) -> Val
         if "or" in signs:
             return None  # "x = 1 or y = 2" is no point
         found = tuple(sorted(found, key=lambda item: item.name if isinstance(item, Named) else ""))
-    return Items(kind, found)
+    return Items(kind or ("{}" if "or" in signs else ""), found)  # "1 or 2" is no point
 
 
 def _is_span(value: Value) -> bool:
@@ -427,7 +427,7 @@ def _quantity(parts: Parts, known: str = "", close: bool = False) -> Number | No
     rest = rest[1:] if power else rest
     percent = written(rest) in ("%", "\\%", "percent", "per cent", "pct")
     irrational = isinstance(value, float)
-    unit = () if percent or not rest else _unit(rest, known, close, one=abs(value) <= 1)
+    unit = () if percent or not rest else _unit(rest, known, close, one=-1 <= value <= 1)
     if unit is None or (irrational and (currency or percent or power)):
         return None
     if currency:
