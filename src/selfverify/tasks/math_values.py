@@ -43,12 +43,12 @@ from selfverify.tasks.math_text import words
 
 _ORDER = {"<": (1, False), "\\le": (1, True), "<=": (1, True)}
 _ORDER |= {">": (-1, False), "\\ge": (-1, True), ">=": (-1, True)}
+"""Of a sign the side on which the larger value stands (1: right), and whether both may be equal."""
 _RELATIONS = {"=", ":=", "\\approx", "\\in", "\\ne", "!=", *_ORDER}
 _SEPARATORS = {",", ";", "and", "or", "And", "Or", "AND", "OR"}
 _UNIONS = {"\\cup", "U"}
 _ENDLESS = {"\\infty", "inf", "infinity"}
 _JOINTS = {"-": "-", "to": "-", ":": ":", "/": "/", "x": "x"}
-"""Of a sign the side on which the larger value stands (1: right), and whether both may be equal."""
 _MARKS = {f"\\{name}" for name in TABLES["marks"].split()}
 """Signs before a name that are no operation on a number."""
 _NO_NAMES = HEDGES | DENIALS | {*TABLES["no_names"].split()}
