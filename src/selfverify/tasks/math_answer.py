@@ -79,8 +79,7 @@ def compare_values(gold: Value, own: Value, target: Target) -> Comparison:
         return _compare_named(gold, own, target)
     if isinstance(gold, Label) and isinstance(own, Label):
         # Of a time of day the half may be missing.
-        left, right = (value.text.replace(" ", "").removesuffix("|h") for value in (gold, own))
-        return _verdict(left == right)
+        return _verdict(len({v.text.replace(" ", "").removesuffix("|h") for v in (gold, own)}) == 1)
     if isinstance(gold, Label) or isinstance(own, Label):
         return WRONG
     if isinstance(gold, Expression) and isinstance(own, Expression) and gold.equation and own.equation:
@@ -130,7 +129,7 @@ def _compare_items(gold: Value, own: Value, target: Target) -> Comparison:
     agree = kind in _LOOSE.get(opened, (opened,))
     if len(opened) in (0, 2) and len(kind) == 2 and opened != "{}":
         agree |= target.kind == "list" or (not opened and (named or len(golds) == 1))
-    agree |= opened == "\\cup" and not kind and not any(isinstance(value, Named) for value in owns)
+    agree |= {opened, kind} <= {"", "{}", "\\cup"} and not any(isinstance(v, Named) for v in (*golds, *owns))
     if not agree and not (target.kind == "list" and not kind and len(opened) == 2):
         return WRONG
     ordered = opened not in ("", "{}", "\\cup", "\\cap") or named

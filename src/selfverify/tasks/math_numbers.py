@@ -456,15 +456,16 @@ def latex_of(parts: Sequence[Token]) -> str:
     """Return tokens as LaTeX in which numbers are written as their values. A degree is pi / 180."""
     out: list[str] = []
     roots: set[int] = set()
-    texts = [part.text for part in parts]
+    texts = [*(part.text for part in parts), "", "", ""]
     for at, part in enumerate(parts):
         made, before = _TO_LATEX.get(texts[at], texts[at]), texts[at - 1] if at else ""
-        degrees = texts[at + 1 : at + 3] == ["^", "\\circ"]
-        after = "".join(texts[at + 2 : at + 3])
-        if made.isdecimal() and texts[at + 1 : at + 2] == ["/"] and after.isdecimal():
-            if before not in _BINDING and texts[at + 3 : at + 4] not in (["^"], ["**"], ["!"]):
-                made = rf"\frac{{{made}}}{{{after}}}"  # 1/2x is a half of x
-                texts[at + 1 : at + 3] = ["", ""]
+        sign, after = texts[at + 1], texts[at + 2]
+        index = len(before) == 1 and parts[at - 1].kind == "word" and not part.spaced
+        degrees = sign == "^" and after == "\\circ"
+        divided = sign == "/" and made.isdecimal() and after.isdecimal() and not index
+        if divided and before not in _BINDING and texts[at + 3] not in ("^", "**", "!"):
+            made = rf"\frac{{{made}}}{{{after}}}"  # 1/2x is a half of x
+            texts[at + 1 : at + 3] = ["", ""]
         elif part.kind == "number" and made:
             simple = not degrees and made.replace(".", "").isdecimal()
             value = None if simple else Algebra([part]).read()
@@ -473,19 +474,19 @@ def latex_of(parts: Sequence[Token]) -> str:
                 if degrees:
                     made = rf"\frac{{{value.numerator}\pi}}{{{180 * value.denominator}}}"
                     texts[at + 1 : at + 3] = ["", ""]
-            elif len(before) == 1 and parts[at - 1].kind == "word" and not part.spaced:
+            elif index:
                 made = f"_{{{made}}}"  # x1
             elif before in _ROOTS and before != "\\sqrt":
                 made = f"{{{made}}}"
         elif part.kind == "word" and made.endswith("'"):  # math-verify would drop the primes
             made = made.rstrip("'") + "_{" + "prime" * made.count("'") + "}"
-        elif texts[at : at + 2] == ["^", "-"] and after.isalnum() and (after.isdecimal() or len(after) == 1):
+        elif made == "^" and sign == "-" and after.isalnum() and (after.isdecimal() or len(after) == 1):
             made = f"^{{-{after}}}"
             texts[at + 1 : at + 3] = ["", ""]
-        elif texts[at : at + 2] == ["^", "\\circ"]:
+        elif made == "^" and sign == "\\circ":
             made, texts[at + 1] = "\\cdot\\frac{\\pi}{180}", ""
-        elif texts[at] in ("^", "_") and texts[at + 1 : at + 4 : 2] == ["{", "}"] and texts[at + 2].isalnum():
-            if len(texts[at + 2]) == 1 and not "".join(texts[at + 4 : at + 5]).isalnum():
+        elif made in ("^", "_") and sign == "{" and texts[at + 3] == "}" and after.isalnum():
+            if len(after) == 1 and not "".join(texts[at + 4 : at + 5]).isalnum():
                 texts[at + 1] = texts[at + 3] = ""  # x^{2} is x^2, but \log_{2} 8 is not \log_28
         elif made == "(" and before in _ROOTS:
             made = "{"

@@ -65,13 +65,14 @@ _SHORT = 200
 
 def plain(text: str) -> str:
     """Return a text as one line, with LaTeX spacing, styles and Unicode signs in their plainest form."""
-    text = _STYLES.sub(_styled, text.translate(_PLAIN))
+    text = text.translate(_PLAIN)
     if not text.isascii():
         text = _as_ascii(text)
     if "\\" in text:
+        text = _STYLES.sub(_styled, text)
         text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1] or found[2], found[0]), text)
-        text = _FRACTION.sub(r"\\frac{\1\2}{\3\4}", text)
-        if "=" in text and "&" not in (rows := text.replace("&=", "=")):
+        text = _FRACTION.sub(r"\\frac{\1\2}{\3\4}", text) if "frac" in text else text
+        if "begin" in text and "=" in text and "&" not in (rows := text.replace("&=", "=")):
             text = _SYSTEM.sub(lambda found: found[2].replace("\\\\", ","), rows)
         for bracket in ("{bmatrix}", "{Bmatrix}"):
             text = text.replace(bracket, "{pmatrix}")
@@ -151,7 +152,7 @@ def final_expression(text: str) -> str | None:
     box commits to all of its text but a phrase like "The answer is", with which it ends where its sentence
     ends; of several phrases the last one counts.
     """
-    text = _STYLES.sub(_styled, text)
+    text = _STYLES.sub(_styled, text) if "box" in text else text
     if found := boxes(text):
         sentences = (b for (_, b, _), (c, _, _) in pairwise(found) if _NEW_SENTENCE.search(text, b, c))
         begin = max(sentences, default=0)

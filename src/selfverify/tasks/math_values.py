@@ -43,12 +43,12 @@ from selfverify.tasks.math_text import words
 
 _ORDER = {"<": (1, False), "\\le": (1, True), "<=": (1, True)}
 _ORDER |= {">": (-1, False), "\\ge": (-1, True), ">=": (-1, True)}
+"""Of a sign the side on which the larger value stands (1: right), and whether both may be equal."""
 _RELATIONS = {"=", ":=", "\\approx", "\\in", "\\ne", "!=", *_ORDER}
 _SEPARATORS = {",", ";", "and", "or", "And", "Or", "AND", "OR"}
 _UNIONS = {"\\cup", "U"}
 _ENDLESS = {"\\infty", "inf", "infinity"}
 _JOINTS = {"-": "-", "to": "-", ":": ":", "/": "/", "x": "x"}
-"""Of a sign the side on which the larger value stands (1: right), and whether both may be equal."""
 _MARKS = {f"\\{name}" for name in TABLES["marks"].split()}
 """Signs before a name that are no operation on a number."""
 _NO_NAMES = HEDGES | DENIALS | {*TABLES["no_names"].split()}
@@ -160,10 +160,9 @@ def _read(parts: Parts, unit: str = "") -> Value | None:
     relations = _relations(parts) if texts & _RELATIONS else []
     if relations and (len(items) == 1 or (len(relations) == 1 and parts[relations[0]].text == "\\in")):
         return _related(parts, relations, unit)
-    if len(items) > 1 and kind in ("", "{}"):
-        items = [one for item in items for one in _both(item)]
-    elif len(both := _both(parts)) > 1:
-        kind, items = "", both
+    if not texts.isdisjoint(("\\pm", "\\mp")):
+        items = [one for item in (items if kind in ("", "{}") else [parts]) for one in _both(item)]
+        kind = "{}" if len(items) > 1 else ""
     if len(items) > 1 or kind == "{}":
         return _several(parts, kind, items, unit)
     return (_joined(parts, unit) if texts & _JOINTS.keys() else None) or _single(parts, unit)
@@ -242,7 +241,7 @@ def _several(parts: Parts, kind: str, slices: Sequence[Parts], unit: str) -> Val
         if "or" in signs:
             return None  # "x = 1 or y = 2" is no point
         found = tuple(sorted(found, key=lambda item: item.name if isinstance(item, Named) else ""))
-    return Items(kind, found)
+    return Items(kind or ("{}" if "or" in signs else ""), found)  # "1 or 2" is no point
 
 
 def _is_span(value: Value) -> bool:
@@ -428,7 +427,7 @@ def _quantity(parts: Parts, known: str = "", close: bool = False) -> Number | No
     rest = rest[1:] if power else rest
     percent = written(rest) in ("%", "\\%", "percent", "per cent", "pct")
     irrational = isinstance(value, float)
-    unit = () if percent or not rest else _unit(rest, known, close, one=abs(value) <= 1)
+    unit = () if percent or not rest else _unit(rest, known, close, one=-1 <= value <= 1)
     if unit is None or (irrational and (currency or percent or power)):
         return None
     if currency:
@@ -461,10 +460,11 @@ def _label(parts: Parts) -> Label | None:
     """Return words and codes; None for what may be a product of letters."""
     code = "".join(part.text for part in parts if part.text not in ("_", "{", "}"))
     glued = parts[0].text.isupper() or not any(part.spaced for part in parts)
-    formula = code[:1].isupper() and sum(map(str.isupper, code)) > 1
-    formula &= all(b.isupper() or b.isdecimal() or a.isupper() for a, b in pairwise(code))
-    if ((glued and code.isupper()) or formula) and code.isalnum() and not code.isalpha():
-        return Label(code.casefold())  # "AB12", "H_2O", "Na_2CO_3"
+    if code.isalnum() and not code.isalpha():
+        formula = code[0].isupper() and sum(map(str.isupper, code)) > 1
+        formula &= all(b.isupper() or b.isdecimal() or a.isupper() for a, b in pairwise(code))
+        if formula or (glued and code.isupper()):
+            return Label(code.casefold())  # "AB12", "H_2O", "Na_2CO_3"
     long = [part for part in parts if part.kind == "word" and len(part.text.rstrip("'")) > 1]
     long = [part for part in long if part.text.casefold() not in KNOWN_WORDS]
     for i, (a, b) in enumerate(pairwise(parts)):
