@@ -67,13 +67,13 @@ def test_qwen3_vl_counts_from_0() -> None:
     zoom = (
         '{"name": "image_zoom_in_tool", "arguments": {"label": "a", "bbox_2d": [1, 2, 3, 4], "img_idx": %s}}'
     )
-    for questions, number in ((1, 0), (2, 0), (2, 1)):
+    for questions, number in ((1, "0"), (2, '"0"'), (2, "1"), (2, "1.0")):
         call = read(zoom % number, questions=questions).call
         assert call.arguments == {
-            "image_index": number + 1,
+            "image_index": int(float(number.strip('"'))) + 1,
             "bounding_box": [1, 2, 3, 4],
         }
-    for number in ("2", "-1", "1.0", "true", '"0"'):
+    for number in ("2", "-1", "0.5", "true", '"first"', "null"):
         assert "the question's images are 0 to 1" in read(zoom % number, questions=2).error
 
 

@@ -49,9 +49,14 @@ _ASKED = (
     "Reply with one word: CORRECT or INCORRECT."
 )
 _WORD = re.compile(r"(?<![^\W_])(?:IN)?CORRECT(?![^\W_])")
-_FIRST = re.compile(r"[\W_]*(?P<word>(?:IN)?CORRECT)[*_`]*\s*(?:[.,;!(\n-]|$)")
+_FIRST = re.compile(r"[\W_]*(?P<word>(?:IN)?CORRECT)[*_`]*\s*(?:[.,;!(\n-]|$|(?:BECAUSE|SINCE)\b)")
 """A verdict that reasons may follow; "correct answer" and '"correct": false' are none."""
-_LAST = re.compile(r"(?P<before>.*?)(?:IN)?CORRECT(?:[^\w?]|_)*")
+_LAST = re.compile(
+    r"(?P<before>(?:.*(?:[.:;!=。：]|\b(?:IS|ARE|AS|SO|IT['’]S|THAT['’]S|THUS|HENCE|THEREFORE|CLEARLY|YES|"
+    r"IST|EST|ES|VERDICT|ANSWER|BOXED|TEXT)\b))?[\W_]*)(?:IN)?CORRECT(?:[^\w?]|_)*"
+)
+"""A verdict at the end; any other word right before it may doubt it or take it back, in any language."""
+_TAGS = re.compile(r"</?\w+>|<\|\w+\|>")
 _HEDGED = re.compile(
     r"\b(?:NOT|NO(?!,)|NON|NEVER|CANNOT|\w+N['’]T|NEITHER|NOR|LESS|IF|WHETHER|UNLESS|EXCEPT|ONLY|"
     r"(?:ANY|NO)THING BUT|PERHAPS|POSSIBLY|DOUBT\w*|UNSURE|UNCLEAR|WRONG|FALSE|FAIL\w*|LACK\w*|FAR FROM|"
@@ -94,20 +99,21 @@ def asked_and_wanted(problem: Problem) -> dict[str, Any]:
 def settled_by_rules(about: Mapping[str, Any], answer: str | None) -> bool:
     """Whether the task's rules say if an answer is right.
 
-    They do where all references and the answer are each one number or one word, where one of the problem's
-    options is chosen, and where the reference is no text, such as a box.
+    They do where all references and the answer are each one number, or each one word, where one of the
+    problem's options is chosen, and where the reference is no text, such as a box.
     """
     target, options = about.get("target"), about.get("options")
     if not isinstance(target, str):
         return True
+    if answer is None:
+        return False
     target, *others = (final_expression(one) or one for one in (target, *about.get("alternatives", ())))
     if options or _LETTER.fullmatch(target):
-        return (
-            answer is not None and read_choice(answer, options or dict.fromkeys("ABCDEFGH", "")) is not None
-        )
-    return answer is not None and all(
-        len(t.split()) == 1 and not _UNSPACED.search(t) for t in (target, *others, answer)
-    )
+        return read_choice(answer, options or dict.fromkeys("ABCDEFGH", "")) is not None
+    compared = (target, *others, answer)
+    # A number and a word, such as 4 and four, may be the same.
+    alike = len({any(map(str.isnumeric, t)) for t in compared}) == 1
+    return alike and all(len(t.split()) == 1 and not _UNSPACED.search(t) for t in compared)
 
 
 def judge_prompt(about: Mapping[str, Any], trace: VisualTrace) -> str:
@@ -322,9 +328,9 @@ def read_verdict(said: str) -> bool | None:
     before it do not count; where they have no end, there is no verdict.
     """
     text = unicodedata.normalize("NFKC", said.rpartition("</think>")[2]).replace("\u00ad", "")
-    text = text.strip("`" + string.whitespace).upper()
-    if "<THINK>" in text:
+    if "<think>" in text.lower():
         return None
+    text = _TAGS.sub(" ", text).strip("`" + string.whitespace).upper()
     *lines, last = [line for line in text.splitlines() if re.search(r"\w", line)] or [""]
     phrase, ends = _phrase(lines), _LAST.fullmatch(last)
     for part, before in ((text, ""), (last, phrase)):

@@ -93,7 +93,7 @@ _LIKE_A_CALL = re.compile(r'\[?\s*\{\s*"name"\s*:')
 _THOUGHTS = re.compile(r"<think>.*?(?:</think>|$)", re.DOTALL)
 _ANSWERED = re.compile(r"</(?:answer|score)>\s*$")
 _ATTEMPT = r"""
-    </?(?:tool|function|invoke|call|action|{names})\b | <\W?tool | \[TOOL_CALLS\]    # tags
+    </?(?:tool|function(?:_calls?)?|invoke|call|action|{names})\b | <\W?tool | \[TOOL_CALLS\]    # tags
     | ✿FUNCTION✿ | \bto=(?:functions\.|(?:{names})\b)
     | ^[^\w\n]*(?:next\ )?(?:action|tool|function|call|动作|行动|操作|工具)        # Action: crop(
       (?:\ (?:\d+|name|call))?\W{{0,3}}[:：]\W{{0,5}}(?:(?:{names})\b|\w+[(\[])
@@ -251,7 +251,7 @@ def is_attempted(words: str, names: Collection[str], also: str = "(?!)") -> bool
         names: The names of the tools, in whichever writing.
         also: A pattern of further marks of a call, like `_ATTEMPT`.
     """
-    known = "|".join(f"{re.escape(name).replace('_', '_?')}(?:_?action)?" for name in names if name)
+    known = "|".join(f"{re.escape(name).replace('_', '[_ -]?')}(?:_?action)?" for name in names if name)
     pattern = f"{_ATTEMPT}|{also}".format(names=known or "(?!)")
     flags = re.VERBOSE | re.IGNORECASE | re.MULTILINE
     return not _ANSWERED.search(words) and re.search(pattern, words, flags) is not None

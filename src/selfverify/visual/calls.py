@@ -176,10 +176,8 @@ def _renamed(arguments: Mapping[str, Any], questions: int) -> dict[str, Any]:
         return dict(arguments)
     found = {_RENAMED.get(key, key): value for key, value in arguments.items() if key != "label"}
     if "img_idx" in found:
-        number = found.pop("img_idx")
-        if type(number) is not int or not 0 <= number < questions:
-            raise _BrokenLook(
-                f"img_idx is {str(number)[:20]}; the question's images are 0 to {questions - 1}"
-            )
-        found["image_index"] = number + 1
+        number = str(found.pop("img_idx")).removesuffix(".0")
+        if number not in map(str, range(questions)):
+            raise _BrokenLook(f"img_idx is {number[:20]}; the question's images are 0 to {questions - 1}")
+        found["image_index"] = int(number) + 1
     return {"image_index": 1} | found

@@ -15,6 +15,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.tasks.tool_calls import ToolError
 from selfverify.visual.tools.base import MOST_HUNG, Batched, Found, OnImage, Toolbox, ToolFault, VisualTool
 from selfverify.visual.tools.crop import Crop, Overlay, ZoomIn, widened
+from selfverify.visual.tools.detect import GroundingTool, ZeroShotDetector
 from selfverify.visual.tools.gallery import Gallery
 from tables import yaml_cases
 
@@ -97,6 +98,12 @@ def test_arguments_are_checked_before_anything_runs(arguments: dict[str, Any], s
     """Nothing is filled in, and what is of another type is refused."""
     with pytest.raises(ToolError, match=said):
         TOOLS.chosen("crop", arguments)
+
+
+@pytest.mark.parametrize("phrase", [" ", ".", "\t", ""])
+def test_a_phrase_to_look_for_says_something(phrase: str) -> None:
+    with pytest.raises(ToolError, match=r"'text'\.1: .*(empty|at least 1 char)"):
+        GroundingTool(ZeroShotDetector(None)).read({"image_index": 1, "text": ["cup", phrase]})
 
 
 def test_schema() -> None:

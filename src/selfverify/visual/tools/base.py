@@ -18,7 +18,6 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     TypeAdapter,
@@ -42,13 +41,17 @@ def _as_list(value: Any) -> Any:
 
 ImageIndex = Annotated[int, Field(ge=1)]
 """The number of an image as the model sees it; the first is 1."""
-Box = Annotated[
-    list[Annotated[float, Field(allow_inf_nan=False)]],
-    Field(min_length=4, max_length=4),
-    BeforeValidator(_as_list),
-]
+Box = Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=4, max_length=4)]
 """x_min, y_min, x_max, y_max, as the model writes places."""
-Phrase = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+def _not_blank(text: str) -> str:
+    if not text.replace(".", "").strip():
+        raise ValueError("it is empty")
+    return text
+
+
+Phrase = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_not_blank)]
 
 
 class Arguments(BaseModel):
@@ -152,7 +155,7 @@ def _as_kind(value: Any, schema: Mapping[str, Any]) -> Any:
             value = read_json(value)
         except ValueError:
             return value
-    if kind == "array" and isinstance(value, list):
+    if kind == "array" and isinstance(value := _as_list(value), list):
         return [_as_kind(item, schema.get("items", {})) for item in value]
     return int(value) if kind == "integer" and isinstance(value, float) and value.is_integer() else value
 
@@ -453,12 +456,6 @@ class ModelTool(VisualTool[A], Generic[A]):
         """The model; only a tool that is not `missing` has one."""
         assert self.model is not None
         return self.model
-
-
-def _not_blank(text: str) -> str:
-    if not text.strip():
-        raise ValueError("it is empty")
-    return text
 
 
 class TerminateArguments(Arguments):
