@@ -379,7 +379,7 @@ class StoppingConfig(Config):
     hurried: int = Field(
         1,
         ge=0,
-        description="Answers that are asked for before some look of each right conversation: most are wrong "
+        description="Answers that are asked for in the middle of each right conversation: most are wrong "
         "before enough was seen, and right with fewer looks behind that.",
     )
     pairs: Literal["wrong", "wrong+wasteful"] = Field(

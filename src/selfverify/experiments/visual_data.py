@@ -368,7 +368,7 @@ def branch_looks(
     """Let a teacher go on from an intermediate step of each right trace that was collected.
 
     Where answers were judged (`judge_looks`), right is what the judge found right. How many steps are kept is
-    drawn for each trace, from one to all of them; from none where an answer is asked for at once.
+    drawn for each trace, from one to all of them.
 
     Args:
         recipe: As it was collected with.
@@ -418,8 +418,7 @@ def branch_looks(
         _, trace = [*index.traces_of("sampled", row)][numbers[place]]
         problem = task.problem("train", recipe.seed, row.index)
         rng = np.random.default_rng([recipe.seed, place])
-        # Answers before the first look, too: else no pair says that this one is needed.
-        kept = int(rng.integers(0 if way == "hurried" else 1, len(trace.turns)))
+        kept = int(rng.integers(1, len(trace.turns)))
         said = [place for place, message in enumerate(trace.messages) if message["role"] == "assistant"]
         told = trace.messages[: said[kept]]
         heard = told[trace.told :]
