@@ -94,8 +94,8 @@ def test_a_taught_reasoner(load_policy: Callable[..., Policy], tmp_path: Path) -
     assert looked.visual[0, :2].tolist() == [1, 5] and looked.visual[0, -1] > 0
     found = outcomes(looked, {})
     stops = found["self-stop"]
-    assert stops.right.all() and stops.steps.tolist() == needed
-    assert found["oracle"].steps.tolist() == needed and found["oracle"].right.all()
+    assert stops["accuracy"].all() and stops["steps"].tolist() == needed
+    assert found["oracle"]["steps"].tolist() == needed and found["oracle"]["accuracy"].all()
     assert always(looked, 2)["accuracy"].mean() == np.mean([looks <= 2 for looks in needed])
     # Again it is read, not held; under other settings it is refused.
     count = len(asked)
