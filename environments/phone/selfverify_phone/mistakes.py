@@ -81,15 +81,9 @@ class Finished:
     chosen: Sequence[Exhibit]
     history: Sequence[Exhibit]
 
-    def case(self, read: Source, last_screen: bool = False) -> Case:
-        """Return the case of a judge that reads this.
-
-        Args:
-            read: The part that the judge reads.
-            last_screen: Whether it is shown the last screen behind the chosen exhibits, too.
-        """
-        config = EvidenceConfig(judged=read, last_screen=last_screen)
-        shown = shown_to_judge(self.chosen, self.history, config)
+    def case(self, read: Source) -> Case:
+        """Return the case of a judge that reads this part of it."""
+        shown = shown_to_judge(self.chosen, self.history, EvidenceConfig(judged=read))
         rounds = self.history[-1].seen.round if self.history else 0
         submission = Submission(self.message, shown, self.history)
         return Case(self.name, self.instruction, submission, rounds, self.goal, self.truth)

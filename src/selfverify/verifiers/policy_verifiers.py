@@ -129,14 +129,12 @@ class Repeated:
         length = 8 if self.form == "continue" else self.max_new_tokens
 
         def read(sample: Sample, group: Group, g: int) -> float | None:
-            return self._parse(token_ends(self.policy.tokenizer, sample.tokens)[0])
+            text = token_ends(self.policy.tokenizer, sample.tokens)[0]
+            if self.form == "continue":
+                return parse_score(text.partition(CLOSING)[0]) if CLOSING in text else None
+            return parse_tagged(text.partition(CLOSING)[0] + CLOSING, ("think", SCORE_TAG)).score
 
         return mean_of_samples(self.policy, groups, asked, self.repeats, length, read)
-
-    def _parse(self, text: str) -> float | None:
-        if self.form == "continue":
-            return parse_score(text.partition(CLOSING)[0]) if CLOSING in text else None
-        return parse_tagged(text.partition(CLOSING)[0] + CLOSING, ("think", SCORE_TAG)).score
 
 
 Asked = list[tuple[int, int, Prompt]]

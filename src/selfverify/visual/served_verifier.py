@@ -155,20 +155,15 @@ class ServedVerifier(RolloutHook):
     def shown(self, replies: Mapping[tuple[int, int], Observation]) -> None:
         for place, reply in replies.items():
             talk = self._talks[place]
-            if reply.undo:
-                self._go_back(talk)
+            if reply.undo and talk.before:
+                del talk.messages[talk.before :]  # what the reasoner has said last and was shown before that
+            elif reply.undo:
+                # As own models hear it: they have begun to speak, and have said nothing.
+                talk.messages[-1] = {"role": "assistant", "content": ""}
             else:
                 talk.before = len(talk.messages)
             content = openai_parts(content_parts(reply.content), iter(reply.images))
             talk.messages.append({"role": "user", "content": content})
-
-    def _go_back(self, talk: _HeardTalk) -> None:
-        """Forget what the reasoner has said last and was shown before that."""
-        if talk.before:
-            del talk.messages[talk.before :]
-        else:
-            # As own models hear it: they have begun to speak, and have said nothing.
-            talk.messages[-1] = {"role": "assistant", "content": ""}
 
 
 def _checked_tokens(tokens: Tokens, text: str) -> Tokens:

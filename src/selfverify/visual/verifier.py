@@ -44,15 +44,6 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Reader:
-    """One model that reads all conversations, with the keys of what it has read."""
-
-    policy: Policy
-    writer: ReplyEncoder
-    threads: KVSession
-
-
-@dataclass(slots=True)
 class _Heard:
     """A conversation as the verifier has heard it.
 
@@ -77,7 +68,7 @@ class _Heard:
 
 @dataclass(frozen=True, slots=True)
 class _HeardBefore:
-    """An earlier state of a conversation: the functions that bring the readers back there, and fields of
+    """An earlier state of a conversation: the functions that bring the models back there, and fields of
     `_Heard`."""
 
     back: Sequence[Callable[[], None]]
@@ -132,9 +123,11 @@ class StepVerifier(RolloutHook):
             )
         self.reads_tokens = reasoner is not None and reasoner.tokenizer.get_vocab() == vocabulary
         """Whether it takes R's tokens as they were sampled."""
-        self._readers: list[_Reader] = []
+        self._writers = [ReplyEncoder(model.encoder) for model in self.policies]
+        self._threads: list[KVSession] = []
+        """For each of both models the keys of all that it has read."""
         self._rows: dict[SampleIndex, SampleIndex] = {}
-        """Where readers keep a conversation: its problem's number among the different ones, and its own."""
+        """Where models keep a conversation: its problem's number among the different ones, and its own."""
         self._heard: dict[SampleIndex, _Heard] = {}
         self._starts: dict[SampleIndex, _HeardBefore | None] = {}
 
@@ -152,13 +145,12 @@ class StepVerifier(RolloutHook):
             alike.setdefault(id(problems[place]), []).append(place)
         self._rows = {p: (b, g) for b, places in enumerate(alike.values()) for g, p in enumerate(places)}
         group = SamplingConfig(group_size=max(map(len, alike.values()), default=1), temperature=1.0)
-        self._readers = []
+        self._threads = []
         for policy in self.policies:
             with self._working:
                 prompts = policy.encode([problems[places[0]] for places in alike.values()])
             with self._working:
-                threads = policy.threads(prompts, group, seeds=[0] * len(prompts))
-            self._readers.append(_Reader(policy, ReplyEncoder(policy.encoder), threads))
+                self._threads.append(policy.threads(prompts, group, seeds=[0] * len(prompts)))
         self._heard = {
             place: _Heard(problem, len(prompts[self._rows[place][0]].ids))
             for place, problem in problems.items()
@@ -188,7 +180,7 @@ class StepVerifier(RolloutHook):
                 self._give_up(talk, str(error))
                 continue
             if talk.last and self._has_room(talk, len(talk.last)):
-                pieces[place] = [Continuation(talk.last)] * len(self._readers)
+                pieces[place] = [Continuation(talk.last)] * len(self._threads)
             talk.turns += 1
         own, base = self._hear(pieces, score=True)
         for place in pieces:
@@ -213,8 +205,8 @@ class StepVerifier(RolloutHook):
             try:
                 with self._working:
                     encoded = [
-                        without_written_end(talk.last, reader.writer.encode(talk.problem, reply, talk.turns))
-                        for reader in self._readers
+                        without_written_end(talk.last, writer.encode(talk.problem, reply, talk.turns))
+                        for writer in self._writers
                     ]
             except DataError as error:
                 self._give_up(talk, str(error))
@@ -226,7 +218,7 @@ class StepVerifier(RolloutHook):
     def _mark(self, place: SampleIndex) -> None:
         """Remember where a conversation stands before something is shown in it."""
         talk = self._heard[place]
-        back = [reader.threads.mark([self._rows[place]]) for reader in self._readers]
+        back = [threads.mark([self._rows[place]]) for threads in self._threads]
         talk.before = _HeardBefore(back, talk.used, talk.last, talk.turns)
 
     def _go_back(self, talk: _Heard) -> None:
@@ -241,14 +233,14 @@ class StepVerifier(RolloutHook):
     ) -> tuple[dict[SampleIndex, Tensor], ...]:
         """Both models read what is new; with ``score`` log-probabilities of V_φ, and those of V_φ0."""
         if not pieces:
-            return tuple({} for _ in self._readers)
+            return tuple({} for _ in self._threads)
         for place, piece in pieces.items():
             self._heard[place].used += len(piece[0].tokens)
         found = []
-        for number, reader in enumerate(self._readers):
+        for number, threads in enumerate(self._threads):
             new = {self._rows[place]: piece[number] for place, piece in pieces.items()}
             with self._working:
-                told = reader.threads.append(new, score)
+                told = threads.append(new, score)
             found.append({place: told[row] for place, row in self._rows.items() if row in told})
         return tuple(found)
 
@@ -260,7 +252,7 @@ class StepVerifier(RolloutHook):
         """
         if self.reads_tokens:
             return list(words.tokens)
-        policy, writer = self.policies[0], self._readers[0].writer
+        policy, writer = self.policies[0], self._writers[0]
         ids = policy.tokenizer(words.text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         if set(ids) & {*policy.suppressed_tokens}:
             raise DataError(
