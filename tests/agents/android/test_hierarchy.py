@@ -176,6 +176,7 @@ def test_what_android_writes_wrongly_is_read() -> None:
         ("&#65;&#55357;&#56832;&#60;", "A😀<"), ("&#55357;&#55357;&#56832;", "\ufffd😀"),
         ("&#9999999;&#38;", "\ufffd&"), ("&#12345678901;&#xFFFFFFFF;", "\ufffd\ufffd"),
         ("a & b&c&nbsp;d&", "a & b&c&nbsp;d&"), ("&amp;#55357;", "&#55357;"),
+        ("a < b <= c, I <3 you", "a < b <= c, I <3 you"),
     ):  # fmt: skip
         text = read_hierarchy((dump.replace("PLACE", written) + "\nDone.\n").encode(), SIZE).elements[0].texts
         assert text == (shown,)
