@@ -197,3 +197,14 @@ def test_what_cannot_be_shown_leaves_a_note() -> None:
         {"type": "resource", "resource": {"uri": "x", "text": "b"}},
     ]
     assert from_blocks(blocks, LIMITS)[0] == "a\n(a block of type audio, which cannot be shown)\nb"
+
+
+def test_pictures_are_shown_however_they_are_embedded() -> None:
+    [block] = to_blocks("", [Image.new("L", (3, 2))])
+    resource = {"uri": "file:///a.png", "mimeType": "image/png", "blob": block["data"]}
+    for other in (
+        {"type": "resource", "resource": resource},
+        block | {"data": f"data:image/png;base64,{block['data']}"},
+    ):
+        text, images = from_blocks([other], LIMITS)
+        assert text == "" and [image.size for image in images] == [(3, 2)]

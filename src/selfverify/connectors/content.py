@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import re
 import zlib
@@ -59,8 +58,8 @@ def to_blocks(text: str, images: Sequence[Image.Image]) -> list[dict[str, Any]]:
 def from_blocks(blocks: object, limits: ContentLimits) -> tuple[str, list[Image.Image]]:
     """Return what content blocks hold: their texts, one below the other, and their images.
 
-    Of an embedded resource the text is taken. A block of which nothing can be shown, such as a sound, leaves
-    a note in the text.
+    Of an embedded resource the text or the picture is taken. A block of which nothing can be shown, such as a
+    sound, leaves a note in the text.
 
     Raises:
         DataError: This is no list of blocks, or an image is broken or larger than allowed.
@@ -73,7 +72,10 @@ def from_blocks(blocks: object, limits: ContentLimits) -> tuple[str, list[Image.
         match block:
             case {"type": "text", "text": str(text)} | {"type": "resource", "resource": {"text": str(text)}}:
                 texts.append(text)
-            case {"type": "image", "data": str(data)}:
+            case {"type": "image", "data": str(data)} | {
+                "type": "resource",
+                "resource": {"blob": str(data), "mimeType": "image/png" | "image/jpeg"},
+            }:
                 _add_image(images, data, f"block {number}", limits)
             case {"type": str(kind)} if kind not in ("text", "image"):
                 texts.append(
@@ -116,7 +118,7 @@ def from_data_urls(
     for name, value in fields.items():
         head = value[:64].lower() if isinstance(value, str) else ""
         if head.startswith("data:image/") and ";base64," in head:
-            _add_image(images, value.partition(",")[2], name, limits)
+            _add_image(images, value, name, limits)
         else:
             rest[name] = value
     return rest, images
@@ -126,10 +128,10 @@ def _add_image(images: list[Image.Image], data: str, place: str, limits: Content
     if len(images) == limits.images:
         raise DataError(f"more than {limits.images} images in one message")
     try:
-        # Some write it in lines.
-        encoded = base64.b64decode(b"".join(data.encode("ascii").split()), validate=True)
+        # Some write it in lines, or as a data URL; base64 has no commas.
+        encoded = base64.b64decode("".join(data.rpartition(",")[2].split()), validate=True)
         images.append(decode_image(encoded, limits.image_pixels))
-    except (binascii.Error, UnicodeEncodeError) as error:
+    except ValueError as error:
         raise DataError(f"{place}: the image's base64 is broken: {error}") from None
     except DataError as error:
         raise DataError(f"{place}: {error}") from None

@@ -63,6 +63,8 @@ class Phone:
         self.may_be_root = True
         self.now = "2026-11-22 10:00:00"
         self.focus: str | None = HOME
+        self.window = ""
+        """The window in front, where it is a menu of the app in front."""
         self.wifi, self.field, self.notes, self.focused = False, "old text", [], False
         self.typed: list[str] = []
         self.on_command: Callable[[str], None] = lambda command: None
@@ -177,8 +179,10 @@ class Phone:
         return "Events injected: 1\n"
 
     def _dumpsys(self, *what: str) -> str:
-        window = "null" if self.focus is None else f"Window{{1a2b u0 {self.focus}/{self.focus}.Main}}"
-        return f"  mSomething=1\n  mCurrentFocus={window}\n  mFocusedApp=x\n"
+        name = f"{self.focus}/{self.focus}.Main"
+        window = "null" if self.focus is None else f"Window{{1a2b u0 {self.window or name}}}"
+        record = f"ActivityRecord{{5c u0 {name} t7}}"
+        return f"  mSomething=1\n  mCurrentFocus={window}\n  mFocusedApp={record}\n"
 
     def _wm(self, what: str) -> str | tuple[bytes, int]:
         if not self.displays:

@@ -216,7 +216,7 @@ def test_an_older_server_is_spoken_to(phone: Phone) -> None:
         assert phone.wifi and "host:transport:emulator-5554" in old.requests
 
 
-@pytest.mark.parametrize("when", ["input tap", "mCurrentFocus"])
+@pytest.mark.parametrize("when", ["input tap", "dumpsys window"])
 def test_a_device_that_vanishes(server: Server, phone: Phone, when: str) -> None:
     """In the middle of a call: the session is lost for good, closing it is not."""
     environment = AndroidEnvironment(config(server))
@@ -305,6 +305,20 @@ def test_real_devices_need_leave(server: Server) -> None:
             play(AndroidEnvironment(config(server, **settings), confirm), TASK)
     assert len(asked) == 1 and "reset" in asked[0] and "clear" in asked[0]
     assert all(command.startswith("getprop") for command in phone.commands)
+
+
+@pytest.mark.parametrize("window", ["PopupWindow:8b2e", f"{SETTINGS}/.Main EXITING"])
+def test_windows_of_an_app_are_the_app(server: Server, window: str) -> None:
+    """Also its menus, which have no name of their own; what is no app's window is not shown."""
+    server.phones[SERIAL] = phone = Phone(emulator=False)
+    settings = config(server, allowed=[SETTINGS])
+    _, shown, hidden = play(
+        AndroidEnvironment(settings, allowing(True, [])), TASK,
+        lambda: setattr(phone, "window", window), TAP_SWITCH,
+        lambda: setattr(phone, "window", "NotificationShade"), LOOK,
+    )  # fmt: skip
+    assert phone.wifi and shown.text.startswith(f'App "{SETTINGS}"')
+    assert hidden.text == "(NotificationShade may not be shown on this phone)"
 
 
 def test_other_apps_of_a_real_device_are_neither_used_nor_shown(server: Server, tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ _DECLARATION = re.compile(r"<![A-Z]")
 _BOUNDS = re.compile(r"\[(-?\d{1,6}),(-?\d{1,6})\]\[(-?\d{1,6}),(-?\d{1,6})\]")
 _REFERENCE = re.compile(r"&#(\d{1,12}|x[0-9a-fA-F]{1,12});")
 _REFERENCES = re.compile(rf"(?:{_REFERENCE.pattern})+")
-# An & that some describer has not escaped stands for itself.
-_BARE = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#\d{1,12}|#x[0-9a-fA-F]{1,12});)")
+# An & or < that some describer has not escaped stands for itself.
+_BARE = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#\d{1,12}|#x[0-9a-fA-F]{1,12});)|<(?![\w/?!])|<(?=\d)")
 _ILLEGAL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _ACTIONS = {
     "clickable": "click",
@@ -93,7 +93,7 @@ def _parse(dump: bytes) -> ElementTree.Element:
     text = text[begin.start() : text.rfind(">") + 1]
     if _DECLARATION.search(text):
         raise UnreadableScreen("it declares document types or entities, which no hierarchy does")
-    text = _REFERENCES.sub(_joined, _BARE.sub("&amp;", text))
+    text = _REFERENCES.sub(_joined, _BARE.sub(lambda bare: f"&#{ord(bare[0])};", text))
     try:
         root = ElementTree.fromstring(_ILLEGAL.sub("\ufffd", text))
     except ElementTree.ParseError as error:
@@ -214,7 +214,9 @@ TRIES = 3
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _SIZE = re.compile(r"(Physical|Override) size: (\d{1,5})x(\d{1,5})")
-_FOCUS = re.compile(r"mCurrentFocus=Window\{\S+ \S+ ([^\s/}]+)(?:/([^\s}]+))?\}")
+_FOCUS = re.compile(r"mCurrentFocus=Window\{\S+ \S+ ([^\s/}]+)(?:/([^\s}]+))?(?: EXITING)?\}")
+_POPUP = re.compile(r"mCurrentFocus=Window\{\S+ \S+ PopupWindow:")
+_IN_FRONT = re.compile(r"mFocusedApp=.*?ActivityRecord\{\S+ \S+ ([^\s/]+)/([^\s}]+)")
 
 
 class Focus(NamedTuple):
@@ -289,10 +291,11 @@ class Viewer:
     async def focus(self) -> Focus:
         """Which app is in front."""
         try:
-            said = await self.device.shell("dumpsys window | grep mCurrentFocus")
+            said = await self.device.shell("dumpsys window | grep Focus")
         except CommandFailed:
             return Focus("", "")
-        found = _FOCUS.findall(said)
+        # A menu is a window of its own, without a name.
+        found = (_IN_FRONT if _POPUP.search(said) else _FOCUS).findall(said)
         return Focus(*found[0]) if found else Focus("", "")
 
     async def look(self, words: bool, picture: bool | None) -> Capture:
