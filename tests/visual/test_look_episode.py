@@ -250,6 +250,20 @@ def test_what_is_no_answer(text: str, calls: str) -> None:
     assert episode.steps[0].error and replies[1].done and episode.result().rewards["correct"] == 1
 
 
+def test_thoughts_within_a_call_or_behind_it_hide_no_call() -> None:
+    """A tag in a call's text ends no thought that the prompt has opened, and neither does an answer that a
+    model has made up behind its call."""
+    tags = {"final_response": f"<think>It is 5.</think>{ANSWER}"}
+    tagged = f"<tool_call>{json.dumps({'name': 'terminate', 'arguments': tags})}</tool_call>"
+    for text in (ended(**tags), tagged, f"```json\n{ended(**tags)}\n```"):
+        episode, [reply] = held(looking(), text)
+        assert reply.done and episode.result().rewards["correct"] == 1, text
+    episode, replies = held(looking(), f"{crop()}\n<think>I see a 5.</think>{ANSWER}", ANSWER)
+    assert not replies[0].done and [step.tool for step in episode.steps] == ["crop"]
+    quoted = f"{crop()} is how I would look.</think>{ANSWER}"  # within a thought that the prompt has opened
+    assert held(looking(), quoted)[1][0].done
+
+
 @pytest.mark.parametrize("text", ['terminate("5")', "```\nterminate('5')\n```", "<terminate>5</terminate>"])
 def test_terminate_is_known_where_it_is_not_offered(text: str) -> None:
     """Else such words would be an answer that cannot be read."""

@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NoReturn, NotRequired, get_type_hints
@@ -90,6 +91,7 @@ _FENCE, _FORM = "```", '{"name": ..., "arguments": {...}}'
 _SPACE = re.compile(r"\s*")
 _WHOLE = re.compile(r"\s*-?[0-9]{1,15}(?:\.0)?\s*")
 _LIKE_A_CALL = re.compile(r'\[?\s*\{\s*"name"\s*:')
+_OPENING = re.compile(r"\s*(?:(?:<tool_call>|```\w*)\s*)?(?=[\[{])")
 _THOUGHTS = re.compile(r"<think>.*?(?:</think>|$)", re.DOTALL)
 _ANSWERED = re.compile(r"</(?:answer|score)>\s*$")
 _ATTEMPT = r"""
@@ -182,8 +184,7 @@ def _of_text(text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCalls:
     No text is read twice, and a text that was meant as a call and is none ends the reading: the time is
     linear.
     """
-    thought = text.find("</think>")
-    position = begin = _skip(text, 0 if thought < 0 else thought + len("</think>"))
+    position = begin = _skip(text, thoughts_end(text))
     names = [tool.get("function", tool).get("name", "") for tool in tools]
     # Without tools nothing is named: the pattern matches nowhere.
     named = re.compile(rf'"name"\s*:\s*"(?:{"|".join(map(re.escape, names)) or "(?!)"})"')
@@ -236,9 +237,22 @@ def _of_text(text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCalls:
 
 
 def without_thoughts(text: str) -> str:
-    """Return what stands outside of thoughts, which end with the first ``</think>``."""
-    begin = text.find("</think>")
-    return _THOUGHTS.sub("", text if begin < 0 else text[begin:])
+    """Return what stands outside of thoughts, see `thoughts_end`."""
+    return _THOUGHTS.sub("", text[thoughts_end(text) :])
+
+
+def thoughts_end(text: str) -> int:
+    """Return where the thoughts end that the prompt has opened: behind the first ``</think>``; 0 without one.
+
+    One within JSON with which the text begins, or behind it with a ``<think>`` of its own, ends none.
+    """
+    end = text.find("</think>")
+    if end >= 0 and (opening := _OPENING.match(text)) is not None:
+        with suppress(ValueError):
+            _, closed = json_at(text, opening.end())
+            if closed > end or "<think>" in text[closed:end]:
+                return 0
+    return 0 if end < 0 else end + len("</think>")
 
 
 def is_attempted(words: str, names: Collection[str], also: str = "(?!)") -> bool:

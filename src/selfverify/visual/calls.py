@@ -9,7 +9,7 @@ from typing import Any
 
 from selfverify.core.episode import Call, PolicyTurn
 from selfverify.core.trajectory import Finish
-from selfverify.tasks.tool_calls import is_attempted, json_at, read_calls, without_thoughts
+from selfverify.tasks.tool_calls import is_attempted, json_at, read_calls, thoughts_end, without_thoughts
 
 _VTS = re.compile(r'\{\s*"(?:thought|action_name|action)"\s*:')
 _TAG = re.compile(r"<think>|<tool_call>")
@@ -117,8 +117,7 @@ def _attempted(text: str, names: Collection[str], form: str) -> str:
 
 def _in_other_forms(text: str, questions: int) -> tuple[Call, int] | None:
     """The call in a form that `read_calls` does not know, and where the action begins; None without one."""
-    thought = text.find("</think>")
-    begin = 0 if thought < 0 else thought + len("</think>")
+    begin = thoughts_end(text)
     vts, tag = _VTS.search(text, begin), _TAG.search(text, begin)
     if vts is not None and (tag is None or vts.start() < tag.start()):  # else a tag in its thought hides it
         return _vts(text, vts.start())

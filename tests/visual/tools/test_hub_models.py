@@ -121,6 +121,9 @@ def test_depth_map() -> None:
     shades = np.asarray(depth_map(np.array([[0.0, 2.0], [1.0, 4.0]]), (2, 2)))
     assert shades.tolist() == [[0, 128], [64, 255]]
     assert np.asarray(depth_map(np.full((2, 2), 3.0), (4, 4))).max() == 0
+    odd = np.array([[np.nan, 2.0], [0.0, 4.0], [np.inf, -np.inf]])
+    assert np.asarray(depth_map(odd, (2, 3))).tolist() == [[0, 128], [0, 255], [255, 0]]
+    assert np.asarray(depth_map(np.full((2, 2), np.nan), (2, 2))).max() == 0
 
 
 def test_similarity(folder: Write, gallery: Gallery) -> None:

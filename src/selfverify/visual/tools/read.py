@@ -227,8 +227,10 @@ class Depth(ModelTool[OnImage]):
 
 
 def depth_map(nearness: np.ndarray, size: tuple[int, int]) -> Image.Image:
-    """Values ``[height, width]`` as brightness at an image's size: the nearest is white."""
-    low, high = float(nearness.min()), float(nearness.max())
+    """Values ``[height, width]`` as brightness at an image's size: the nearest is white, NaN black."""
+    known = nearness[np.isfinite(nearness)]
+    low, high = float(known.min(initial=np.inf)), float(known.max(initial=-np.inf))
+    nearness = np.nan_to_num(nearness, nan=low).clip(low, high)
     grey = (nearness - low) / (high - low) if high > low else np.zeros_like(nearness)
     shades = (255 * np.squeeze(grey)).round().astype(np.uint8)
     return Image.fromarray(shades).resize(size, Image.Resampling.BILINEAR)
