@@ -235,5 +235,5 @@ def test_a_process_ends_when_its_parent_is_killed(how: str, last: list[str], tmp
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout.readline() == "begun\n"
     os.kill(parent.pid, signal.SIGKILL)
-    told = parent.communicate(timeout=30)[0].splitlines()
+    told = parent.communicate(timeout=120)[0].splitlines()
     assert told == ["the parent is gone", *last]
