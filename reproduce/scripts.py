@@ -25,6 +25,8 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="A setting of the recipe to change; repeatable."),
 ]
 """The option of scripts that run a recipe."""
+Paper = Annotated[bool, typer.Option("--paper", help="Print the paper's published figures, too.")]
+"""The option of scripts that print a paper's tables."""
 
 
 def script(*commands: Callable[..., Any], about: str | None = None) -> typer.Typer:

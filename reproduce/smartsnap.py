@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from reproduce.scripts import named_folders, script, show
-from reproduce.tables import Column, Labels, figure_table, grid, percent, published
+from reproduce.scripts import Paper, named_folders, script, show
+from reproduce.tables import Column, Labels, figure_table, grid, of_one_sample, published_rows
 from selfverify.agents.reward import LEAST_SR
 from selfverify.agents.task import AgentTask
 from selfverify.core.errors import ConfigError
@@ -40,8 +40,6 @@ EVIDENCE = (
 )
 """More of what SmartSnap is about, in a table of our own."""
 RULE = "pass@1"
-PAPER = published("smartsnap")
-"""The figures that the authors report."""
 
 Figures = dict[str, dict[str, Any]]
 
@@ -121,7 +119,7 @@ def _add(found: Tables, row: Labels, summary: Mapping[str, Any], by: str) -> Non
     """Add a row of an evaluation's summary."""
     metrics, name = summary.get("metrics") or {}, " ".join(row[:2]).strip()
     names = [*FIGURES, "SR-all", "ROR-xml", *(str(column.key) for column in EVIDENCE)]
-    figures = {figure: _figure(metrics, figure) for figure in names}
+    figures = {figure: of_one_sample(metrics, figure) for figure in names}
     known = "SR" in metrics
     if not known:
         # Of a task whose goal nobody knows: whether the judges have found it done, of all problems.
@@ -131,20 +129,14 @@ def _add(found: Tables, row: Labels, summary: Mapping[str, Any], by: str) -> Non
     if every is not None and every != figures["SR"]["mean"]:
         found.notes.append(
             f"{name}: SR is over the tasks whose environment was not lost; over all of them, as AndroidLab "
-            f"counts, it is {percent(every)}."
+            f"counts, it is {100 * every:.1f}."
         )
     groups = (summary.get("categories") or {}).get(by, {})
     if row in found.figures:
         raise ConfigError(f"two rows are called {name}; name them TYPE:MODEL=FOLDER")
     found.figures[row] = figures
-    found.apps[row] = {a: _figure(of, "SR" if known else ACCURACY.name) for a, of in groups.items()}
+    found.apps[row] = {a: of_one_sample(of, "SR" if known else ACCURACY.name) for a, of in groups.items()}
     found.counts[row] = {app: int(of["problems"]) for app, of in groups.items()}
-
-
-def _figure(metrics: Mapping[str, Any], name: str) -> dict[str, Any]:
-    of = metrics.get(name) or {}
-    curve = of.get("curves", {}).get(RULE) or [None]
-    return {"mean": curve[-1], "interval": of.get("intervals", {}).get(RULE)}
 
 
 def markdown(tables: Tables, paper: bool = False, by: str = "app") -> str:
@@ -155,18 +147,15 @@ def markdown(tables: Tables, paper: bool = False, by: str = "app") -> str:
         paper: Add the paper's own rows.
         by: The heading of what Table 3 divides by.
     """
-    head, cited = ["type", "model", "problems"], f"[{PAPER['cited']}]"
-    figures: dict[Labels, Figures] = dict(tables.figures)
+    head = ["type", "model", "problems"]
+    figures, theirs = dict(tables.figures), dict[Labels, Figures]()
     counted = {tuple(of.items()): row for row, of in reversed(tables.counts.items()) if of}
     shares = [_shares(dict(counts), " ".join(row[:2]).strip()) for counts, row in counted.items()]
-    theirs: dict[Labels, Figures] = {}
-    for row in PAPER["rows"] if paper else ():
-        labels = (row["type"], f"{row['model']} {cited}", "138")
-        figures[labels] = _published(FIGURES, row["figures"])
-        if "apps" in row:
-            theirs[labels] = _published(PAPER["apps"], row["apps"])
-    for name in ("training", "validation") if paper else ():
-        shares.append(_shares(dict(zip(PAPER["apps"], PAPER[name], strict=True)), f"{name} {cited}"))
+    if paper:
+        figures |= published_rows("smartsnap", "2")
+        theirs = published_rows("smartsnap", "3")
+        for (name,), tasks in published_rows("smartsnap", "1").items():
+            shares.append(_shares({app: round(100 * count["mean"]) for app, count in tasks.items()}, name))
     parts = ["## Table 1: tasks", *(shares or [f"No problem has a category {by!r}."])]
     parts += ["## Table 2: AndroidLab's figures", figure_table(head, figures, TABLE_2)]
     for of in (tables.apps, theirs):
@@ -183,11 +172,6 @@ def markdown(tables: Tables, paper: bool = False, by: str = "app") -> str:
     return "\n\n".join([*parts, *tables.notes]) + "\n"
 
 
-def _published(names: Sequence[str], values: Sequence[float | None]) -> Figures:
-    shares = [None if value is None else value / 100 for value in values]
-    return {name: {"mean": share, "interval": None} for name, share in zip(names, shares, strict=True)}
-
-
 def _shares(counts: Mapping[str, int], name: str) -> str:
     total = sum(counts.values())
     cells = [f"{count} ({count / total:.1%})" for count in counts.values()]
@@ -202,7 +186,7 @@ def tables(
             help="Folders of runs and evaluations, and what their rows are called.",
         ),
     ],
-    paper: Annotated[bool, typer.Option("--paper", help="Print the paper's published figures, too.")] = False,
+    paper: Paper = False,
     by: Annotated[str, typer.Option(help="The category by which the third table divides problems.")] = "app",
     output: Annotated[Path | None, typer.Option(help="A file for the tables, in Markdown.")] = None,
 ) -> None:

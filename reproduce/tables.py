@@ -1,29 +1,33 @@
 """Tables in Markdown: rows of figures with their intervals, and of differences that were tested.
 
-`published` has the figures that the papers' authors report, to stand beside our own: `published/*.json`.
+`published` has the figures that papers report (`published/*.json`); `beside` draws them with ours.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from reproduce.statistics import BySeed, holm, pooled
+from selfverify.core.errors import ConfigError
 
 
 @cache
 def published(paper: str) -> dict[str, Any]:
     """Return the figures of a paper, as its file has them; ``about`` says what they are.
 
-    ``smartsnap`` has ``rows`` with ``type``, ``model``, ``figures`` (SR, Sub-SR, RRR and ROR in percent, null
-    where the paper gives none) and ``apps`` (success rates by the paper's apps), and numbers of tasks by app.
-    ``vts_v`` has the columns of Tables 1 and 2 by the benchmarks' own names, their rows as ``model``,
-    ``values`` and ``mean``, and Table 3.
+    ``cited`` says whose they are, ``digits`` with how many decimals they are printed, and ``tables`` has by
+    the paper's number of a table:
+
+    - ``title``;
+    - ``head``: the headings of the words that a row begins with;
+    - ``columns``: the headings of its figures, by the keys that our own figures have;
+    - ``rows``: lists of those words and of figures as they are printed, null where there is none.
     """
     file = Path(__file__).parent / "published" / f"{paper}.json"
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -54,6 +58,7 @@ class Column:
         bold: Whether the highest value is printed bold.
         signed: Whether the value is a difference and shown with its sign.
         seeds: Whether the standard deviation over seeds is shown.
+        digits: The decimals of a percentage.
     """
 
     key: Hashable
@@ -63,11 +68,69 @@ class Column:
     bold: bool = True
     signed: bool = False
     seeds: bool = False
+    digits: int = 1
 
     @property
     def heading(self) -> str:
-        """The title with its unit."""
-        return f"{self.title} (%)" if self.percent else self.title
+        """The title with its unit, unless it has one: what is published may be seconds."""
+        return f"{self.title} (%)" if self.percent and not self.title.endswith(")") else self.title
+
+
+def published_rows(paper: str, number: str) -> dict[Labels, dict[str, dict[str, Any]]]:
+    """Return the rows of a paper's table as `figure_table` takes them: percents as shares, as ours are.
+
+    The first word of a row says whose it is.
+    """
+    table, cited = published(paper)["tables"][number], published(paper)["cited"]
+    words = len(table["head"])
+    return {
+        (f"{row[0]} [{cited}]", *row[1:words]): {
+            key: {"mean": None if value is None else value / 100, "interval": None}
+            for key, value in zip(table["columns"], row[words:], strict=True)
+        }
+        for row in table["rows"]
+    }
+
+
+def beside(paper: str, ours: Rows, cited: bool = True, numbers: Collection[str] = ()) -> list[str]:
+    """Return titles and texts of a paper's tables: our rows without their intervals, and below them its own.
+
+    Args:
+        paper: The name of its file.
+        ours: Our figures by the keys of the tables' columns. A row stands in each table that has one of its
+            figures; without any row a table is left out.
+        cited: Whether the paper's rows stand there, too.
+        numbers: The tables' numbers; none are all.
+
+    Raises:
+        ConfigError: The file has no such table.
+    """
+    tables, digits, parts = published(paper)["tables"], published(paper)["digits"], list[str]()
+    if unknown := [number for number in numbers if number not in tables]:
+        raise ConfigError(f"there is no published Table {unknown[0]} here; tables: {', '.join(tables)}")
+    for number in numbers or tables:
+        table = tables[number]
+        rows = {words: row for words, row in ours.items() if row.keys() & table["columns"].keys()}
+        rows |= published_rows(paper, number) if cited else {}
+        columns = [
+            Column(key, title, better=False, signed=title.endswith("Δ"), digits=digits)
+            for key, title in table["columns"].items()
+        ]
+        if rows:
+            parts += [f"## Table {number}: {table['title']}", figure_table(table["head"], rows, columns)]
+    return parts
+
+
+def of_one_sample(metrics: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A figure of an evaluation's ``metrics`` for single samples, as `figure_table` takes it."""
+    of = metrics.get(name) or {}
+    curve = of.get("curves", {}).get("pass@1") or [None]
+    return {"mean": curve[-1], "interval": of.get("intervals", {}).get("pass@1")}
+
+
+def plain(name: str) -> str:
+    """Its letters and digits, so that GUI-Odyssey and gui_odyssey are one benchmark."""
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 def figure_table(head: Sequence[str], rows: Rows, columns: Sequence[Column]) -> str:
@@ -139,7 +202,7 @@ def cell(figure: Mapping[str, Any] | None, name: str, column: Column) -> str:
     sign = "+" if column.signed or name == "difference" else ""
 
     def write(value: float) -> str:
-        text = f"{value * 100:{sign}.1f}" if column.percent else f"{value:{sign}.3f}"
+        text = f"{value * 100:{sign}.{column.digits}f}" if column.percent else f"{value:{sign}.3f}"
         return text.replace("-", "−")
 
     interval = figure["interval"] if column.better else None
@@ -147,16 +210,6 @@ def cell(figure: Mapping[str, Any] | None, name: str, column: Column) -> str:
     if column.seeds and figure.get("seed_std") is not None:
         spread += f" ± {figure['seed_std'] * 100:.1f}"
     return write(figure[name]) + spread
-
-
-def percent(value: float | None) -> str:
-    """A share in percent; a dash where there is none."""
-    return "–" if value is None else f"{100 * value:.1f}"
-
-
-def number(value: float | None) -> str:
-    """A number with two decimals; a dash where there is none."""
-    return "–" if value is None else f"{value:.2f}"
 
 
 def grid(head: Sequence[str], body: Sequence[Sequence[str]], texts: int = 1) -> str:

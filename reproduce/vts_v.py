@@ -13,8 +13,8 @@ import typer
 from reproduce.looking_gains import PROBLEMS, compared, table_of
 from reproduce.looking_rivals import with_rivals
 from reproduce.mathvista import published_accuracy
-from reproduce.scripts import Overrides, named_folders, script, show
-from reproduce.tables import grid, number, percent, published
+from reproduce.scripts import Overrides, Paper, named_folders, script, show
+from reproduce.tables import Column, Labels, beside, figure_table, of_one_sample, plain, published
 from selfverify.cli.options import say, settings_as_options
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError, DataError
@@ -55,6 +55,8 @@ Row = dict[str, Any]
 - ``lost``: conversations that broke off, which count as wrong.
 """
 BENCH = "bench.json"
+TITLES = {"mean": "mean of tasks", "accuracy": "all", "published": "as published", "crop_hit": "crop hit"}
+"""Shares of a row, and what they are called."""
 
 
 class BenchSettings(CommandConfig):
@@ -102,13 +104,7 @@ def run_bench(data: Path, settings: BenchSettings, overrides: Sequence[str]) -> 
     """
     test = {"path": str(data), "format": settings.format, "split": settings.split}
     look = settings.look.model_dump(mode="json")
-    unverified = look | {
-        "stop": "never",
-        "verifier": None,
-        "verifier_base": None,
-        "rule": None,
-        "epsilon": None,
-    }
+    unverified = look | {"stop": "never"} | dict.fromkeys(("verifier", "verifier_base", "rule", "epsilon"))
     asked: list[tuple[str, str, dict[str, Any]]] = [
         (ZERO, "zero-shot", {"name": "math", "test": test, "score": False, "form": "answer"}),
         (WITHOUT, "without", {"name": "math", "test": test, "score": False, "instruction": INSTRUCTION}),
@@ -186,7 +182,7 @@ def row_of(name: str, summary: Mapping[str, Any]) -> Row:
         )
     categories = summary.get("categories") or {}
     found: Mapping[str, Any] = next((categories[column] for column in COLUMNS if column in categories), {})
-    tasks = {value: _first(figures, "accuracy") for value, figures in sorted(found.items())}
+    tasks = {value: of_one_sample(figures, "accuracy")["mean"] for value, figures in sorted(found.items())}
     counted = [accuracy for task, accuracy in tasks.items() if task not in LEFT_OUT and accuracy is not None]
     accuracy = float(summary["pass@1"])
     figures = summary.get("metrics") or {}
@@ -196,26 +192,21 @@ def row_of(name: str, summary: Mapping[str, Any]) -> Row:
         "mean": math.fsum(counted) / len(counted) if counted else accuracy,
         "tasks": {task: value for task, value in tasks.items() if value is not None},
         "problems": int(summary["problems"]),
-        "steps": _first(figures, STEPS),
-        "crop_hit": _first(figures, CROP_HIT),
+        "steps": of_one_sample(figures, STEPS)["mean"],
+        "crop_hit": of_one_sample(figures, CROP_HIT)["mean"],
         "lost": lost,
     }
-
-
-def _first(figures: Mapping[str, Any], name: str) -> float | None:
-    """A figure of one sample."""
-    curve = (figures.get(name) or {}).get("curves", {}).get("pass@1") or [None]
-    return None if curve[0] is None else float(curve[0])
 
 
 NAMED = {WITH: " + VTS-V", UNVERIFIED: " + VTS-V w/o verifier", MARKED: " + SoM", WITHOUT: " + CoT"}
 """The paper's names of ways of answering, behind the model's name."""
 
 
-PAPER = published("vts_v")
-"""The figures that the authors report."""
-THIRD, PARTS = "Visual_Correspondence", (WITH, UNVERIFIED, ZERO)
-"""Table 3's task, and the ways that are its rows."""
+BLINK, GENERAL = (published("vts_v")["tables"][number]["columns"] for number in ("1", "2"))
+"""The tasks and the benchmarks of Tables 1 and 2, and the paper's names of them."""
+THIRD = "Visual_Correspondence"
+PARTS = {WITH: "full", UNVERIFIED: "w/o verifier", ZERO: "w/o VTS-V"}
+"""Table 3's task, and its columns by the ways that they are of."""
 
 
 def look_tables(named: Sequence[tuple[str, Path]], paper: bool = False) -> str:
@@ -230,55 +221,33 @@ def look_tables(named: Sequence[tuple[str, Path]], paper: bool = False) -> str:
         ConfigError: A folder has no such file, or holds a benchmark of neither table.
         DataError: The file is damaged.
     """
-    blink: list[list[str]] = []
-    general: dict[str, dict[str, float]] = {}
-    parts: dict[str, list[float | None]] = {}
+    ours: dict[Labels, dict[str, dict[str, float | None]]] = {}
     whys: list[str] = []
     for name, folder in named:
         benched = read_bench(folder)
         benchmark = benchmark_of(benched)
         if benchmark is None:
-            known = ", ".join(["BLINK", *PAPER["general"].values()])
+            known = ", ".join(["BLINK", *GENERAL.values()])
             raise ConfigError(f"{folder}: {benched['data']} is none of the paper's benchmarks: {known}")
+        ways = [row["name"] for row in benched["rows"]]
         for row in benched["rows"]:
             model = name + NAMED.get(row["name"], "")
+            found = ours.setdefault((model,), {})
             if "why" in row:
                 whys.append(f"{model}: {row['why']}")
             if benchmark == "blink":
-                tasks = [row["tasks"].get(task) for task in (*PAPER["blink"], THIRD)]
-                *of_tasks, mean, third = (
-                    v if v is None else 100 * v for v in (*tasks[:-1], row.get("mean"), tasks[-1])
-                )
-                blink.append([model, *map(number, (*of_tasks, mean))])
+                found |= _means(row["tasks"] | {"mean": row.get("mean")})
                 if row["name"] in PARTS:
-                    parts.setdefault(name, [None] * len(PARTS))[PARTS.index(row["name"])] = third
+                    # Where no verifier ends it, what looks is no full VTS-V.
+                    way = row["name"] if UNVERIFIED in ways or row["name"] == ZERO else UNVERIFIED
+                    ours.setdefault((name,), {})[PARTS[way]] = {"mean": row["tasks"].get(THIRD)}
             elif (accuracy := row.get("published", row.get("accuracy"))) is not None:
-                general.setdefault(model, {})[benchmark] = 100 * accuracy
-    rest = [
-        [model, *(number(found.get(name)) for name in PAPER["general"])] for model, found in general.items()
-    ]
-    # Where no verifier ends it, what looks is no full VTS-V.
-    ours = {name: few if few[1] is not None else [None, few[0], few[2]] for name, few in parts.items()}
-    head, columns = [*ours], [*ours.values()]
-    if paper:
-        blink += [[*_cited(row["model"], row["values"]), number(row["mean"])] for row in PAPER["table_1"]]
-        rest += [_cited(row["model"], row["values"]) for row in PAPER["table_2"]]
-        head += [f"{name} [{PAPER['cited']}]" for name in PAPER["table_3"]]
-        columns += PAPER["table_3"].values()
-    labels = ("full", "w/o verifier", "w/o VTS-V")
-    third_body = [[label, *(number(column[n]) for column in columns)] for n, label in enumerate(labels)]
-    of_third = "Table 3: the verifier's part (it seems to be BLINK's Visual Correspondence alone)"
-    found = (
-        ("Table 1: BLINK", ["model", *PAPER["blink"].values(), "Avg"], blink),
-        ("Table 2: general benchmarks", ["model", *PAPER["general"].values()], rest),
-        (of_third, ["", *head], third_body if columns else []),
-    )
-    tables = [f"{title}\n\n{grid(head, body)}" for title, head, body in found if body]
-    return "\n\n".join([*tables, *whys]) + "\n"
+                found[benchmark] = {"mean": accuracy}
+    return "\n\n".join([*beside("vts_v", ours, paper), *whys]) + "\n"
 
 
-def _cited(model: str, values: Sequence[float | None]) -> list[str]:
-    return [f"{model} [{PAPER['cited']}]", *map(number, values)]
+def _means(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: {"mean": value} for name, value in values.items()}
 
 
 def read_bench(folder: Path) -> dict[str, Any]:
@@ -303,10 +272,9 @@ def read_bench(folder: Path) -> dict[str, Any]:
 
 def benchmark_of(benched: Mapping[str, Any]) -> str | None:
     """Which of the paper's benchmarks was answered, by its tasks or its path; None for another one."""
-    if any(task in PAPER["blink"] for row in benched["rows"] for task in row["tasks"]):
+    if any(task in BLINK for row in benched["rows"] for task in row["tasks"]):
         return "blink"
-    plain = "".join(letter for letter in Path(benched["data"]).name.lower() if letter.isalnum())
-    return next((name for name in PAPER["general"] if name in plain), None)
+    return next((name for name in GENERAL if name in plain(Path(benched["data"]).name)), None)
 
 
 @settings_as_options
@@ -336,18 +304,10 @@ def bench(
         if "why" in row:
             say(f"{row['name']}: {row['why']}", "yellow")
     tasks = list(dict.fromkeys(task for row in rows for task in row["tasks"]))
-    shares = ("mean", "accuracy", "published", "crop_hit")
-    body = [
-        [
-            row["name"],
-            *(percent(row["tasks"].get(task)) for task in tasks),
-            *(percent(row.get(name)) for name in shares),
-            number(row.get("steps")),
-        ]
-        for row in rows
-    ]
-    typer.echo(f"{data.name}: {rows[0]['problems']} questions, in percent\n")
-    typer.echo(grid(["", *tasks, "mean of tasks", "all", "as published", "crop hit", "steps"], body))
+    columns = [Column(*named, better=False) for named in [*zip(tasks, tasks, strict=True), *TITLES.items()]]
+    columns.append(Column("steps", "steps", percent=False, better=False))
+    typer.echo(f"{data.name}: {rows[0]['problems']} questions\n")
+    typer.echo(figure_table([""], {(row["name"],): _means(row["tasks"] | row) for row in rows}, columns))
     if benchmark_of(read_bench(settings.output)) is not None:
         typer.echo(f"\n{look_tables([(settings.model, settings.output)], paper=True)}")
 
@@ -357,7 +317,7 @@ def tables(
         list[str] | None,
         typer.Argument(metavar="[NAME=FOLDER]...", help="Models by name, each with a folder of `bench`."),
     ] = None,
-    paper: Annotated[bool, typer.Option("--paper", help="Print the paper's figures, too.")] = False,
+    paper: Paper = False,
     output: Annotated[Path | None, typer.Option(help="A file for the tables, in Markdown.")] = None,
 ) -> None:
     """Print VTS-V's Tables 1 and 2 of models that have answered benchmarks without and with looking.

@@ -109,9 +109,9 @@ def test_success_that_only_judges_know_is_marked(tmp_path: Path) -> None:
 
 def test_the_papers_figures_stand_beside(run: Path) -> None:
     text = markdown(agent_tables([str(run)]), paper=True)
-    row = cells(text.split("## Table 3")[0], "RL", "Qwen3-8B-Instruct [arXiv:2512.22322]", "138")
+    row = cells(text.split("## Table 3")[0], "RL [arXiv:2512.22322]", "Qwen3-8B-Instruct", "138")
     assert row[:4] == ["36.2", "42.0", "88.0", "94.5"]
-    assert "| PT, cited | LLaMA3.1-8B-Instruct [arXiv:2512.22322] | 138 | 2.2 | 3.6 | – | 52.8 |" in text
+    assert "| PT, cited [arXiv:2512.22322] | LLaMA3.1-8B-Instruct | 138 | 2.2 | 3.6 | – | 52.8 |" in text
     assert "227 (31.3%)" in text and text.count("## Table 3") == 2
 
 
