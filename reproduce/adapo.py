@@ -1,4 +1,4 @@
-"""AdaPO's Table 1 and Fig. 5 of our own runs: `python -m reproduce.adapo`.
+"""AdaPO's Table 1 and Fig. 5 of our own runs, and its published tables: `python -m reproduce.adapo`.
 
     python -m reproduce.grid adapo-digits-check
     python -m reproduce.adapo runs/adapo-digits-check --against adapo
@@ -19,12 +19,13 @@ from typing import Annotated
 import typer
 
 from reproduce.paper_tables import Asked, Rows, show_tables
-from reproduce.scripts import script
+from reproduce.scripts import Paper, script
 
 
 def tables(
-    rows: Rows,
+    rows: Rows = None,
     against: Annotated[str | None, typer.Option(help="The method that the others are compared with.")] = None,
+    paper: Paper = False,
     output: Annotated[Path | None, typer.Option(help="A file for the tables, in Markdown.")] = None,
 ) -> None:
     """Print first and second answers of methods on benchmarks, in the layout of AdaPO's Table 1.
@@ -33,7 +34,7 @@ def tables(
     mean, too (AdaPO's Fig. 5). Nothing is sampled. A method that comes several times for one benchmark has
     several training seeds.
     """
-    show_tables(rows, Asked(against=against), output)
+    show_tables(rows, Asked(against=against), output, "adapo" if paper else None)
 
 
 app = script(tables)

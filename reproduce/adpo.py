@@ -1,4 +1,4 @@
-"""ADPO's Tables 2 to 4 of our own runs: `python -m reproduce.adpo`."""
+"""ADPO's Tables 2 to 4 of our own runs, and its published tables: `python -m reproduce.adpo`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from reproduce.by_size import sizes_of
 from reproduce.paper_tables import Asked, Rows, show_tables
-from reproduce.scripts import script
+from reproduce.scripts import Paper, script
 from selfverify.cli.options import settings_as_options
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError
@@ -37,10 +37,7 @@ class TablesSettings(CommandConfig):
 
 
 @settings_as_options
-def tables(
-    rows: Rows,
-    settings: TablesSettings,
-) -> None:
+def tables(settings: TablesSettings, rows: Rows = None, paper: Paper = False) -> None:
     """Print methods x benchmarks from stored samples, in the layout of ADPO's Tables 2 to 4.
 
     Nothing is sampled. A method that comes several times for one benchmark has several training seeds.
@@ -53,13 +50,15 @@ def tables(
     - `python -m reproduce.adpo grpo:mathvista=runs/grpo adpo:mathvista=runs/adpo --against grpo:majority`
 
     - `python -m reproduce.adpo runs/adpo-digits --output tables.md --against before`
+
+    - `python -m reproduce.adpo adpo:mathvista=runs/adpo --paper 2 11`
     """
     strategies = [name.strip() for name in settings.by.split(",") if name.strip()]
     if not strategies:
         raise ConfigError("--by names no strategy")
     sizes = sizes_of(settings.sizes)
     asked = Asked(sizes, strategies, settings.score, settings.category, settings.against)
-    show_tables(rows, asked, settings.output)
+    show_tables(rows, asked, settings.output, "adpo" if paper else None)
 
 
 app = script(tables)

@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from reproduce.by_size import ALL, TURN_FIGURES, Place, columns_for, figures_by_size, figures_of_turns
 from reproduce.grid_file import BEFORE
 from reproduce.scripts import show
-from reproduce.statistics import MeasuredRun, difference, mean_of
-from reproduce.tables import Column, Labels, seed_tables
+from reproduce.statistics import MeasuredRun, difference, mean_of, pooled
+from reproduce.tables import Column, Labels, beside, plain, seed_tables
 from selfverify.core.config import EvaluationConfig
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.problem import Problem
@@ -33,8 +33,11 @@ from selfverify.selection.strategies import STRATEGIES, find_strategy
 from selfverify.tasks.base import Task
 
 Rows = Annotated[
-    list[str],
-    typer.Argument(metavar="METHOD:BENCHMARK=FOLDER...", help="Runs or evaluations, or studies' folders."),
+    list[str] | None,
+    typer.Argument(
+        metavar="METHOD:BENCHMARK=FOLDER|TABLE...",
+        help="Runs, evaluations or studies' folders; with --paper also numbers of its tables, else all.",
+    ),
 ]
 """The argument of both papers' commands."""
 RESULTS = "results.json"
@@ -351,6 +354,33 @@ def markdown(found: PaperTables, asked: Asked) -> str:
     return "\n\n".join([*parts, *(f"- {note}" for note in found.notes)]) + "\n"
 
 
-def show_tables(rows: Sequence[str], asked: Asked, output: Path | None) -> None:
-    """Count, print and write the tables, as both papers' commands do."""
-    show(markdown(paper_tables(rows, asked), asked), output)
+def show_tables(words: Sequence[str] | None, asked: Asked, output: Path | None, paper: str | None) -> None:
+    """Count, print and write the tables, as both papers' commands do.
+
+    Args:
+        words: The rows' folders, and with ``paper`` numbers of its tables.
+        asked: What is shown of the rows.
+        output: A file for the tables.
+        paper: Whose published figures are shown, too, with the rows that have some of the same benchmarks.
+
+    Raises:
+        ConfigError: Nothing is asked for.
+    """
+    numbers = [word for word in words or () if paper and word.isdigit()]
+    rows = [word for word in words or () if word not in numbers]
+    if not rows and not paper:
+        raise ConfigError("name rows as METHOD:BENCHMARK=FOLDER, or ask for the paper's figures with --paper")
+    found = paper_tables(rows, asked) if rows else PaperTables()
+    parts = [markdown(found, asked)] if rows else []
+    ours = {
+        (*row, *title.split(" = ")[1:]): {_key(place): figure for place, figure in pooled(of).items()}
+        for title, by_row in found.measured.items()
+        for row, of in by_row.items()
+    }
+    parts += beside(paper, ours, numbers=numbers) if paper else []
+    show("\n\n".join(part.rstrip() for part in parts) + "\n", output)
+
+
+def _key(place: Place) -> str:
+    """What the columns of published tables are called."""
+    return "/".join((plain(place.benchmark), place.category.partition(": ")[2] or ALL, place.figure))

@@ -239,3 +239,36 @@ def test_the_commands(tmp_path: Path) -> None:
         row.rewards["correct_1"] = 0.0
     code, text = run(adapo.app, f"a:x={stored(tmp_path / 'b', turned)}")
     assert code == 0 and "| a | 0.0 [0.0, " in text
+
+
+def test_the_papers_figures_stand_beside(tmp_path: Path) -> None:
+    """In tables that have the row's benchmark, at its N; numbers among the rows say which tables."""
+    folder = stored(tmp_path / "a", rows(0, 0.5))
+    code, text = run(
+        adpo.app, f"ours:Math-Vista={folder}", "--sizes", "1,8", "--by", "best", "--paper", "2", "7"
+    )
+    assert code == 0 and "## N = 8" in text
+    second, seventh = text.split("## Table ")[1:]
+    [best] = [line for line in second.splitlines() if line.startswith("| ours | own score | 8 |")]
+    [own] = [line for line in text.splitlines() if line.startswith("| ours | own score | ") and "[" in line]
+    assert best.split("|")[6].strip() == own.split("|")[3].split("[")[0].strip(" *")
+    assert (
+        "| ours | – | 1 | – | – |" in second
+        and "| ADPO [arXiv:2601.01483] | ADPO | 8 | 65.0 | 2.6 |" in seventh
+    )
+    turned = rows(0, 0.5)
+    for row in turned:
+        row.rewards["correct_1"] = 0.0
+    file = tmp_path / "t.md"
+    code, text = run(
+        adapo.app, f"ours:ai2d={stored(tmp_path / 'b', turned)}", "--paper", "--output", str(file)
+    )
+    assert code == 0 and text.count("\n| ours |") == 3 and text.count("## Table") == 3
+    assert file.read_text() == text and text.endswith("| +3.2 |\n")
+    for app in (adpo.app, adapo.app):
+        assert run(app, "--paper")[1].count("## Table") == (11 if app is adpo.app else 3)
+        code, text = run(app, "--paper", "8")
+        assert code == 2 and "no published Table 8 here" in text
+        code, text = run(app)
+        assert code == 2 and "ask for the paper's figures with --paper" in " ".join(text.split())
+        assert run(app, "5")[0] == 2
