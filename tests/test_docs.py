@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import runpy
@@ -150,11 +151,14 @@ def test_other_commands_exist() -> None:
                 pytest.fail(line)
 
 
-@pytest.mark.parametrize("line", commands(r"selfverify "))
+@pytest.mark.parametrize("line", commands(r"selfverify |python -m reproduce\.(?!convert)"))
 def test_the_command_takes_these_options(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The line is parsed; files that another command makes may be missing."""
     monkeypatch.chdir(tmp_path)
-    command, words = typer.main.get_command(app), shlex.split(line, comments=True)[1:]
+    program, words = app, shlex.split(line, comments=True)[1:]
+    if words[0] == "-m":
+        program, words = importlib.import_module(words[1]).app, words[2:]
+    command = typer.main.get_command(program)
     while isinstance(command, TyperGroup) and words and words[0] in command.commands:
         command, words = command.commands[words[0]], words[1:]
     try:
