@@ -26,7 +26,7 @@ def test_rewards_by_hand(rate: float, r_00: float, r_01: float, r_10: float, r_1
     [(0.0, 0.001, 0.013), (0.6, 0.001, 0.001), (1.0, 0.009, 0.001)],  # gaps -1.2, 0, 0.8
 )
 def test_kl_coefficients_by_hand(rate: float, first: float, second: float) -> None:
-    found = dynamic_kl(table_at(rate), scale=0.01, base=0.001)
+    found = dynamic_kl(table_at(rate), scale=0.01, bases=(0.001, 0.001))
     torch.testing.assert_close(torch.stack(found), torch.tensor([first, second]))
 
 

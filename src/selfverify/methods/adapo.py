@@ -165,8 +165,7 @@ class AdaPO(TwoTurnMethod):
 
     def _betas(self, table: Tensor) -> tuple[Tensor, Tensor]:
         scale = self.config.kl_scale if self.config.reward == "adaptive" else 0.0
-        first, second = dynamic_kl(table, scale, 0.0)
-        return first + self.config.bases[0], second + self.config.bases[1]
+        return dynamic_kl(table, scale, self.config.bases)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Return the common figures, those of the turns, and the state that rewards and KL adapt to."""

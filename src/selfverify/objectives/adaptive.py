@@ -125,20 +125,20 @@ def trajectory_reward(table: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return table.flatten(-2).gather(-1, kind)
 
 
-def dynamic_kl(table: Tensor, scale: float, base: float) -> tuple[Tensor, Tensor]:
+def dynamic_kl(table: Tensor, scale: float, bases: tuple[float, float]) -> tuple[Tensor, Tensor]:
     """KL coefficients of the first and the second turn, per problem (Eq. 7 and 8).
 
     Where correcting pays more than keeping, the first turn gets the larger coefficient, because it might err
     on purpose. Where keeping pays more, the second turn gets it, because it might only repeat the first. One
-    of the two coefficients is always ``base``.
+    of the two coefficients is always its own base.
 
     Args:
         table: ``[..., 2, 2]`` of `reward_table`.
         scale: lambda.
-        base: beta_base.
+        bases: beta_base of the first and of the second turn, which the paper has equal.
 
     Returns:
         beta_1 and beta_2, ``[...]`` each.
     """
     gap = scale * (table[..., 0, 1] - table[..., 1, 1])
-    return gap.clamp(min=0) + base, (-gap).clamp(min=0) + base
+    return gap.clamp(min=0) + bases[0], (-gap).clamp(min=0) + bases[1]
