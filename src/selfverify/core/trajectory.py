@@ -145,10 +145,10 @@ class Group:
     step: int = 0
 
     @property
-    def taught_channels(self) -> dict[str, None]:
+    def taught_channels(self) -> list[str]:
         """The channels of the policy's tokens in their order, but for `CONTEXT`."""
         own = [s.channel for t in self.trajectories for s in t.segments if s.author == "policy"]
-        return dict.fromkeys(channel for channel in own if channel != CONTEXT)
+        return [channel for channel in dict.fromkeys(own) if channel != CONTEXT]
 
 
 def valid_trajectories(group: Group, drop_truncated: bool) -> torch.Tensor:

@@ -31,6 +31,5 @@ class GRPO(Method):
             spoilt = tags - torch.minimum(tags, column(group, "score_format"))
         reward = column(group, "answer") + (c.format_weight * tags - c.score_penalty * spoilt)
         advantage = group_advantage(reward, valid, scale=c.scale_advantage)
-        own = [s.channel for t in group.trajectories for s in t.segments if s.author == "policy"]
-        channels = dict.fromkeys((ANSWER, SCORE, *own))
+        channels = dict.fromkeys((ANSWER, SCORE, *group.taught_channels))
         return [Credit(channel, advantage, kl_coef=c.kl, valid=valid) for channel in channels]
