@@ -81,10 +81,10 @@ class VisualBaseConfig(EndingConfig, ToolModelsConfig):
     """A tool that the model may call; repeat the option. By default all that are available."""
 
     max_steps: int = Field(6, ge=1, le=100)
-    """The model looks at most so often; at the last step it is told to answer."""
+    """How many times the model may look; at the last step it is told to answer."""
 
     max_visual_tokens: int | None = Field(None, ge=1)
-    """The model is shown at most so many visual tokens, the question's images included. An image that would
+    """How many visual tokens the model may be shown, the question's images included. An image that would
     exceed them is left out, and the model is told to answer. For servers a token is 28 x 28 pixels."""
 
     calls: Literal["vts", "template"] = "vts"
