@@ -152,8 +152,8 @@ class DigitsFarConfig(TaskConfig, EndingConfig):
         None,
         gt=0,
         le=1,
-        description="The chance that a way ends in each of its cells but the `longest`, so that the number of "
-        "looks says nothing about it; null: all lengths are alike.",
+        description="The chance that a way ends in each of its cells, so that the number of looks says "
+        "nothing about it; null: all lengths up to the `longest` are alike.",
     )
     wander: float = Field(
         0.0,
@@ -376,8 +376,8 @@ class DigitsFar(VisualTask):
 
         Thoughts say what is seen: the digit, or ``?`` where it is too small. As often as `wander` says, the
         squares of the 0's cell are looked at before the answer, in vain; these thoughts stay with the 0.
-        With ``think: none`` there are no thoughts, and cells not visited yet are looked at first, as one on the
-        way would be.
+        With ``think: none`` there are no thoughts, and cells not visited yet are looked at first, as one on
+        the way would be.
         Where the model is `told` when to answer, it looks on until then, and may try to answer before.
         Without tools the digits on the way are named, as `think` says, before the answer.
         """
