@@ -16,6 +16,7 @@ import logging
 import math
 import os
 import random
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -176,7 +177,7 @@ def garbage(why: str) -> ServerError:
     return ServerError(f"the server's reply cannot be used: {why}", 502, "bad_reply", retry=True)
 
 
-def refusal(status: int, body: Any, retry_after: str | None = None) -> ServerError:
+def refusal(status: int, body: Any, wait_s: float | None = None) -> ServerError:
     """Return the error for a status, with what the server says about it."""
     error = body.get("error") or body if isinstance(body, dict) else body
     error = error if isinstance(error, dict) else {"message": error}
@@ -186,19 +187,33 @@ def refusal(status: int, body: Any, retry_after: str | None = None) -> ServerErr
         code = "invalid_api_key" if status in (401, 403) else None
         code = "model_not_found" if status == 404 and "model" in text.lower() else code
     text, passing = f"the server refused ({status}): {text[:500]}".rstrip(": "), status in _PASSING
-    return ServerError(text, status, code, passing, seconds_of(retry_after))
+    return ServerError(text, status, code, passing, wait_s)
 
 
-def seconds_of(retry_after: str | None) -> float | None:
-    """Return the seconds that a ``Retry-After`` asks for: a number, also with a fraction, or a date."""
+_DURATION = re.compile(r"(\d+\.?\d*)\s*(ms|milli|s|m|h)[a-z]*\.?\s*", re.IGNORECASE)
+_SECONDS = {"ms": 0.001, "milli": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds_of(wait: str | None, unit_s: float = 1.0) -> float | None:
+    """Return the seconds that a ``Retry-After`` asks for; None where it asks for nothing that can be read.
+
+    It is a number, also with a fraction, a date, or as some servers write it, a duration such as ``1m30s``.
+
+    Args:
+        wait: The header's value. A proxy may have added another one behind a comma.
+        unit_s: The seconds of a number's unit; ``retry-after-ms`` has milliseconds.
+    """
+    first = (wait or "").partition(",")[0].strip() or "nan"
     try:
-        seconds = float(retry_after or "nan")
+        seconds = float(first) * unit_s
     except ValueError:
-        try:
-            date = parsedate_to_datetime(str(retry_after))
-        except (ValueError, OverflowError):
-            return None
-        seconds = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - time()
+        seconds = sum(float(number) * _SECONDS[unit.lower()] for number, unit in _DURATION.findall(first))
+        if _DURATION.sub("", first).strip():  # there is more to it
+            try:
+                date = parsedate_to_datetime(str(wait))
+            except (ValueError, OverflowError):
+                return None
+            seconds = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - time()
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
@@ -421,7 +436,10 @@ class OpenAIClient:
     def _fault(self, error: BaseException) -> ServerError:
         """Return the error for a fault. Its detail is for those who chose the server."""
         if isinstance(error, openai.APIStatusError):
-            error = refusal(error.status_code, error.body, error.response.headers.get("Retry-After"))
+            headers = error.response.headers
+            wait_s = seconds_of(headers.get("Retry-After-Ms"), 0.001)
+            wait_s = seconds_of(headers.get("Retry-After")) if wait_s is None else wait_s
+            error = refusal(error.status_code, error.body, wait_s)
         # OpenAI's client and httpx name aiohttp's errors anew, and take a server that hangs up for a timeout.
         while error.__cause__ is not None and not isinstance(
             error, (ServerError, aiohttp.ClientError, TimeoutError)
