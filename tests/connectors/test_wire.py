@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,19 @@ def test_a_reward_beyond_all_floats_is_refused() -> None:
         read_observation(
             {"observation": {}, "metadata": {"round": 4}, "reward": 10**400}, 4, LIMITS, ours=True
         )
+
+
+def test_half_a_surrogate_pair_spoils_no_message() -> None:
+    """JSON can hold it, and text cannot; whole pairs stay."""
+    assert openenv.decode_object(r'{"a": "4 \ud83d", "b\ude00": "\ud83d\ude00"}') == {
+        "a": "4 \ufffd",
+        "b\ufffd": "😀",
+    }
+    shown = observation_data(StepResult(0, "4 \ud83d 😀", error="\ude00"))
+    assert foreign(json.loads(openenv.encode(shown))["observation"]).error == "?"
+    assert '"4 ? 😀"' in openenv.encode(shown)
+    with pytest.raises(DataError, match="cannot be written as JSON"):
+        openenv.encode({"a": "\ud83d", "b": object()})
 
 
 def test_messages_and_requests_that_are_none_are_refused() -> None:

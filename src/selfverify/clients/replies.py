@@ -18,6 +18,8 @@ from itertools import accumulate, takewhile
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
+from pydantic_core import PydanticSerializationError, from_json, to_json
+
 from selfverify.core.score_tokens import decimals_of, score_texts
 from selfverify.core.tags import SCORE_TAG, channel_lengths, parse_score, parse_tagged
 from selfverify.selection.rules import Candidate, Kind, read_answer
@@ -324,6 +326,31 @@ def last_score(text: str) -> float | None:
 def mended(text: str) -> str:
     """Return a text with the halves of surrogate pairs joined; U+FFFD stands for one that is alone."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def encoded(body: Mapping[str, Any]) -> bytes:
+    """Return an object as JSON. Halves of surrogate pairs, which are no text, become question marks."""
+    try:
+        return to_json(body)  # for a body with an image in a tenth of `json.dumps`'s time
+    except PydanticSerializationError:
+        return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def decoded(raw: str | bytes, piece: bool = False) -> Any:
+    """Return the value of JSON, in which U+FFFD stands for halves of surrogate pairs.
+
+    Args:
+        raw: The JSON.
+        piece: Whether it is one of several, so that the other half may come in the next one: they stay.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        return from_json(raw)
+    except ValueError:
+        found = json.loads(raw)  # which takes halves
+        return found if piece else json.loads(mended(json.dumps(found, ensure_ascii=False)))
 
 
 def text_of(content: Any) -> str:
