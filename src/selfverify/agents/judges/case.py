@@ -261,22 +261,22 @@ _QUOTED = re.compile(r"\"([^\"\n]{1,400})\"|“([^“”\n]{1,400})”|「([^「
 _WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _CHINESE = "一二三四五六七八九十"
 _NUMBER = rf"(?:\d{{1,9}}(?![\da-z])|(?:{'|'.join(_WORDS)})(?![a-z])|[{_CHINESE}]{{1,3}})"
-_AND = (
-    r"(?: ?[,、，;&+~–—-] ?(?:and |und |y |et |и )?| ?[和与與及至到と와과] ?"
-    r"| (?:and|or|to|through|und|bis|y|et|и) )"
+_COMMA = r" ?[,、，;] ?"
+_AND = rf"(?:(?:{_COMMA}| ?)(?:[&+~–—-]|\b(?:and|or|to|through|und|bis|y|et|и)\b) ?| ?[和与與及至到と와과] ?)"
+_NEXT = rf"(?:{_AND}|{_COMMA}){_NUMBER}(?![:.]\d)"
+_ENDS = rf"\Z| ?[.,;:!?(。，；：！？](?!\d)|{_NEXT}"
+_SHOW = (
+    r" ?(?:显示|顯示|证明|證明|表明|中|均|都|里|可见)"
+    r"| (?:both|together|each|also|clearly|are|were|which|zeigen|verify"
+    r"|(?:show|display|confirm|prove|demonstrate|indicate|establish|support|contain|depict)s?)\b"
 )
-_GOES_ON = (
-    rf"(?=\Z| ?[.,;:!?。，；：！？](?!\d)|{_AND}{_NUMBER}| ?(?:显示|顯示|证明|證明|表明|中|均|都|里|可见)"
-    r"| (?:both|together|each|also|all|clearly|are|were|is|was|have|do|make|as|then|where|which|that"
-    r"|(?:show|display|confirm|prove|demonstrate|indicate|establish|support|contain|depict)(?:s|es|n|ed)?"
-    r"|zeigen|verify)(?![a-z]))"
-)
-"""What stands behind the last number of a list, and not behind a count of something, such as 12 minutes."""
+# Behind "Round 2" another number may count something, such as 12 minutes, unless it ends a list or shows it.
+_LISTED = rf"(?:[-–]{_NUMBER}|{_COMMA}{_NUMBER}(?={_ENDS})|{_AND}{_NUMBER}(?={_ENDS}|{_SHOW}))(?![:.]\d)"
 _ROUNDS = re.compile(
     r"(?<![a-z])(?:(?P<many>rounds|runden|rondas|раунд[а-я]*[ыхвм])"
     r"|round|runde|ronda|раунд[а-я]?|ラウンド|라운드|回合|轮次|輪次)"
-    rf" ?(?:no\.|nr\.|number|№|[:：-])? ?({_NUMBER}(?:{_AND}{_NUMBER}(?![:.]\d)(?(many)|{_GOES_ON}))*+)"
-    rf"|第 ?({_NUMBER}(?:{_AND}{_NUMBER})*+) ?(?:轮|輪|回合)",
+    rf" ?(?:no\.|nr\.|number|№|[:：-])? ?({_NUMBER}(?(many)(?:{_NEXT})*+|(?:{_LISTED})*+))"
+    rf"|第 ?({_NUMBER}(?:{_NEXT})*+) ?(?:轮|輪|回合)",
     re.IGNORECASE,
 )
 """One round, or a list or range of them, of which each number and both ends are named."""
@@ -357,7 +357,7 @@ def _meaning(value: str, tag: str) -> bool | None:
 
 def _named_rounds(words: str) -> set[int]:
     # Markdown and brackets around numbers, and where lines break, do not matter.
-    plain = " ".join(re.sub(r"[\[\](){}*#_`]", " ", _QUOTED.sub(" ", words)).split())
+    plain = " ".join(re.sub(r"[\[\]){}*#_`]|\((?=\W*(?:and )?\d)", " ", _QUOTED.sub(" ", words)).split())
     lists = [match[2] or match[3] for match in _ROUNDS.finditer(plain)]
     return {
         _number(found.lower()) for numbers in lists for found in re.findall(_NUMBER, numbers, re.IGNORECASE)
