@@ -36,13 +36,19 @@ _REASONS: dict[Ending, str] = {
     "whole": "stop eos eos_token end_turn stop_sequence stop_token complete completed done end finished"
     " normal tool_calls function_call tool_use tool_call",
     "cut_off": "length max_tokens max_output_tokens max_length model_length model_context_window_exceeded"
-    " context_length_exceeded error abort cancelled timeout network_error insufficient_system_resource"
-    " repetition malformed_function_call",
-    "withheld": "content_filter safety refusal recitation sensitive blocklist prohibited_content spii"
-    " guardrail_intervened",
+    " context_length_exceeded error error_limit abort aborted cancelled canceled user_cancel timeout"
+    " network_error insufficient_system_resource repetition malformed_function_call",
+    "withheld": "content_filter content_filtered safety image_safety refusal recitation sensitive blocklist"
+    " prohibited_content spii guardrail_intervened error_toxic",
 }
-_ENDINGS = {reason: ending for ending, reasons in _REASONS.items() for reason in reasons.split()}
-"""Servers' finish reasons in small letters."""
+
+
+def _letters(reason: str) -> str:
+    """A finish reason without what servers write differently: ``FinishReason.MAX_TOKENS``, ``maxTokens``."""
+    return re.sub(r"[^a-z]", "", reason.lower()).removeprefix("finishreason")
+
+
+_ENDINGS = {_letters(reason): ending for ending, reasons in _REASONS.items() for reason in reasons.split()}
 
 _PARTS = ("think", "answer", SCORE_TAG, "tool_call")
 """Tags of which a whole text closes as many as it opens."""
@@ -54,7 +60,7 @@ def ending(finish: str, text: str, calls: Sequence[Mapping[str, Any]] = ()) -> E
     One that we do not know is logged once, and its message is whole if it looks so: its calls can be read, or
     its text ends with a mark and has closed its tags.
     """
-    known = _ENDINGS.get(finish.lower().removeprefix("finish_reason_"))
+    known = _ENDINGS.get(_letters(finish))
     if known is not None:
         return known
     _log_unknown(finish)
