@@ -209,15 +209,27 @@ def test_what_cannot_be_shown_leaves_a_note() -> None:
         {"type": "text", "text": "a"},
         {"type": "audio", "data": "", "mimeType": "audio/wav"},
         {"type": "resource", "resource": {"uri": "x", "text": "b"}},
+        {"type": "image", "data": "PHN2Zy8+", "mimeType": "image/svg+xml"},
+        {"type": "resource", "resource": {"uri": "x", "blob": "PHN2Zy8+", "mimeType": "image/svg+xml"}},
     ]
-    assert from_blocks(blocks, LIMITS)[0] == "a\n(a block of type audio, which cannot be shown)\nb"
+    audio, image, resource = (
+        f"(a block of type {kind}, which cannot be shown)" for kind in ("audio", "image", "resource")
+    )
+    assert from_blocks(blocks, LIMITS) == ("\n".join(["a", audio, "b", image, resource]), [])
 
 
 def test_pictures_are_shown_however_they_are_embedded() -> None:
     [block] = to_blocks("", [Image.new("L", (3, 2))])
-    resource = {"uri": "file:///a.png", "mimeType": "image/png", "blob": block["data"]}
+    file = io.BytesIO()
+    Image.new("RGB", (3, 2)).save(file, "WEBP")
+    png, webp = (
+        {"uri": f"file:///a.{kind}", "mimeType": f"image/{kind}", "blob": data}
+        for kind, data in (("png", block["data"]), ("webp", base64.b64encode(file.getvalue()).decode()))
+    )
     for other in (
-        {"type": "resource", "resource": resource},
+        {"type": "resource", "resource": png},
+        {"type": "resource", "resource": webp},
+        block | {"mimeType": "image/jpg"},
         block | {"data": f"data:image/png;base64,{block['data']}"},
     ):
         text, images = from_blocks([other], LIMITS)
