@@ -27,8 +27,6 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish
 
 MAX_DIGITS = 15
-_BLANKS = " \t\n\r"
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -65,26 +63,20 @@ def read_json(text: str) -> Any:
 
     Raises:
         ValueError: It is not JSON, nests too deeply, or holds a key twice, NaN, an infinity, a number out of
-            a float's range, an integer of more than 15 digits, or half of a surrogate pair.
+            a float's range or an integer of more than 15 digits.
     """
-    value, end = json_at(text, len(text) - len(text.lstrip(_BLANKS)))
-    if rest := text[end:].lstrip(_BLANKS):
-        raise json.JSONDecodeError("Extra data", text, len(text) - len(rest))
-    return value
+    try:
+        return _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def json_at(text: str, start: int) -> tuple[Any, int]:
     """The JSON value that begins at ``start``, and where it ends; errors are those of `read_json`."""
     try:
-        value, end = _DECODER.raw_decode(text, start)
+        return _DECODER.raw_decode(text, start)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if _HALF.search(text, start, end):
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise ValueError("a text holds half of a surrogate pair, which is no character") from None
-    return value, end
 
 
 def is_number(value: Any) -> bool:
