@@ -62,8 +62,7 @@ class AdbDevice:
 
     def __init__(self, serial: str, server: str, seconds: float, console: str | None = None) -> None:
         self.serial, self.seconds, self._console = serial, seconds, console
-        host, _, port = server.rpartition(":")
-        self.host, self.port = host, int(port)
+        self.host, self.port = _host_and_port(server)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix=f"adb-{serial}")
         self._open = self._closed = False
 
@@ -158,8 +157,8 @@ class AdbDevice:
                 f"device {self.serial} has no emulator's console: snapshots and places need a device that "
                 "`adb devices` lists as emulator-PORT"
             )
-        host, _, port = (self._console or f"{self.host}:{port}").rpartition(":")
-        return await ask_console(host, int(port), command, token, seconds)
+        host, number = _host_and_port(self._console or f"{self.host}:{port}")
+        return await ask_console(host, number, command, token, seconds)
 
     def close(self) -> None:
         """Leave the device to others. A command that still runs ends by itself, at its deadline."""
@@ -244,6 +243,11 @@ class AdbDevice:
             if isinstance(error, TimeoutError | adbutils.AdbTimeout):
                 said = "it did not answer in time"
             raise EnvironmentLost(f"{self} is lost: {said}; `adb devices` lists what is there") from None
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)  # IPv6's colons may stand in brackets
 
 
 async def ask_console(host: str, port: int, command: str, token: Path, seconds: float) -> str:
