@@ -61,14 +61,21 @@ def group_of(case: Case) -> Group:
     return Group(Problem("p", []), found, case.get("step", 0))
 
 
-def answered(correct: float, score: float, one: float | None = None) -> Trajectory:
-    """One well-formed answer with a score behind it, each of whose characters is a token."""
-    reading = None if one is None else read(one)
-    written = [ord(character) for character in f"{score}</score>"]
-    segments = [Segment("answer", [7, 8, 9]), Segment("score", written, finish=Finish.STOP, parsed=reading)]
-    rewards = {"answer": correct, "correct": correct, "answer_format": 1.0}
-    scores = {"sampled": score} | ({"soft": reading.soft} if reading else {})
-    return Trajectory(segments, scores, rewards | {"score_format": 1.0, "score_opened": 1.0})
+def answered(
+    quality: float, score: float | str | None, one: float | None = None, tags: bool = True, finish: str = "stop"
+) -> Trajectory:
+    """An answer of this quality, in its tags or not, and its score, each of whose characters is a token; a text
+    is malformed."""
+    segments = [Segment("answer", [7, 8, 9])]
+    if score is not None:
+        written = [ord(character) for character in f"{score}</score>"]
+        segments.append(Segment("score", written, parsed=None if one is None else read(one)))
+    segments[-1].finish = Finish(finish)
+    known = isinstance(score, float)
+    rewards = {"answer": quality, "correct": float(quality > 0.5), "answer_format": float(tags)}
+    rewards |= {"score_format": float(known), "score_opened": float(score is not None)}
+    scores = {"sampled": score} if known else {}
+    return Trajectory(segments, scores if one is None else scores | {"soft": read(one).soft}, rewards)
 
 
 def read(one: float) -> ScoreReading:
@@ -137,9 +144,8 @@ def numbers(case: Case) -> Numbers:
     """A case's credits by channel."""
     method = methods()[case["method"]]
     made = group_of(case)
-    found = method(method.config_class(**case.get("options", {}))).credit(
-        made, valid_trajectories(made, False)
-    )
+    valid = valid_trajectories(made, case.get("drop_truncated", False))
+    found = method(method.config_class(**case.get("options", {}))).credit(made, valid)
     assert len({credit.channel for credit in found}) == len(found)
     return {credit.channel: numbers_of(credit) for credit in found}
 
