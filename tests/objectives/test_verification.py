@@ -9,7 +9,6 @@ from selfverify.objectives import binary_reward, concordance_credit, contrastive
 
 NAN = float("nan")
 SCORE = st.sampled_from([NAN, *(k / 10 for k in range(11))])
-MEMBERS = st.lists(st.tuples(SCORE, st.sampled_from([0.0, 1.0])), min_size=1, max_size=8)
 CONTINUOUS = st.lists(st.tuples(SCORE, st.integers(0, 8).map(lambda k: k / 8)), min_size=1, max_size=8)
 
 
@@ -176,14 +175,6 @@ def test_bad_arguments_are_errors():
 
 
 @settings(max_examples=100, deadline=None)
-@given(MEMBERS, st.sampled_from([torch.exp, lambda s: s**3, lambda s: (s - 0.5) * 1e-6, torch.logit]))
-def test_only_the_order_of_scores_matters(members, monotone):
-    scores, answers = columns(members)
-    for function in (preference_reward, concordance_credit):
-        assert torch.equal(function(scores, answers), function(monotone(scores), answers))
-
-
-@settings(max_examples=100, deadline=None)
 @given(CONTINUOUS, st.sampled_from([0.0, 0.125, 0.3]))
 def test_a_malformed_score_is_as_if_it_were_not_there(members, margin):
     scores, answers = columns(members)
@@ -197,22 +188,3 @@ def test_a_malformed_score_is_as_if_it_were_not_there(members, margin):
         assert earned[~readable].eq(0).all()
         torch.testing.assert_close(earned[readable], function(scores[readable], answers[readable]))
         assert earned.abs().max() <= 1
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(SCORE, min_size=1, max_size=8), st.sampled_from([0.0, 0.4, 1.0]))
-def test_a_group_of_equal_answers_earns_nothing(scores, answer):
-    scores = doubles(*scores)
-    answers = torch.full_like(scores, answer)
-    for reading in ("pairwise", "class_mean"):
-        assert preference_reward(scores, answers, reading=reading).eq(0).all()
-    assert concordance_credit(scores, answers).eq(0).all()
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(CONTINUOUS.filter(lambda m: len(m) >= 4).map(lambda m: m[:4]), min_size=2, max_size=3))
-def test_groups_of_a_batch_are_independent(groups):
-    scores, answers = (torch.stack(parts) for parts in zip(*map(columns, groups), strict=True))
-    for function in (binary_reward, preference_reward, concordance_credit):
-        alone = torch.stack([function(s, a) for s, a in zip(scores, answers, strict=True)])
-        torch.testing.assert_close(function(scores, answers), alone)
