@@ -1,4 +1,4 @@
-"""What GRPO and ADPO refuse, and what ADPO says of scores; their credits by hand: `test_without_the_model_stack`."""
+"""What GRPO and ADPO refuse, and what ADPO says of scores."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import math
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,14 @@ def group_of(case: Case) -> Group:
 
 
 def answered(
-    quality: float, score: float | str | None, one: float | None = None, tags: bool = True, finish: str = "stop"
+    quality: float,
+    score: float | str | None,
+    one: float | None = None,
+    tags: bool = True,
+    finish: str = "stop",
 ) -> Trajectory:
-    """An answer of this quality, in its tags or not, and its score, each of whose characters is a token; a text
-    is malformed."""
+    """An answer of this quality, in its tags or not, and its score, whose characters are tokens; a text is
+    malformed."""
     segments = [Segment("answer", [7, 8, 9])]
     if score is not None:
         written = [ord(character) for character in f"{score}</score>"]
@@ -87,15 +92,21 @@ def read(one: float) -> ScoreReading:
     return ScoreReading(tree, {(): {ord("0"): 1 - one, ord("1"): one}, (ord("0"), ord(".")): tenths})
 
 
-def turns(first: int, second: int, score: float | None = None, finish: Finish = Finish.STOP) -> Trajectory:
-    """An answer and its re-examination, and maybe a score; 1 is right, and ``finish`` ends the last one."""
+def turns(
+    first: int, second: int, score: float | None = None, finish: str = "stop", tags: Sequence[float] = (1, 1)
+) -> Trajectory:
+    """An answer and its re-examination, in their tags or not, and maybe a score; 1 is right.
+
+    ``finish`` is the end of the last one.
+    """
     said = [Segment("turn_1", [5, 6]), Segment("observation", [7], author="environment", turn=1)]
     said.append(Segment("turn_2", [8, 9, 9], turn=1))
     said += [] if score is None else [Segment("score", [3, 2], turn=1)]
-    said[-1].finish = finish
+    said[-1].finish = Finish(finish)
     rewards = {"answer": float(second), "correct": float(second), "correct_1": float(first)}
-    formats = dict.fromkeys(("answer_format", "score_format", "score_opened"), 1.0)
-    return Trajectory(said, {} if score is None else {"sampled": score}, rewards | formats)
+    rewards |= {"answer_format_1": float(tags[0]), "answer_format": float(tags[1])}
+    rewards |= {"score_format": 1.0, "score_opened": 1.0}
+    return Trajectory(said, {} if score is None else {"sampled": score}, rewards)
 
 
 def acted(channels: dict[str, Any], rewards: Any = (), finish: str = "stop") -> Trajectory:
