@@ -85,6 +85,25 @@ def test_every_kind_is_as_frequent_as_the_others(tmp_path: Path) -> None:
         make_task("conversations", train=str(path), uniform_over="source")
 
 
+def test_llava_onevisions_rows(tmp_path: Path) -> None:
+    """Parquet with an image, what a human asks and what is answered; the source is its task type."""
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    from data_files import png
+
+    for source, answer in (("ai2d(gpt4v)", "B"), ("clevr", "3")):
+        talk = [{"from": "human", "value": "<image>\nHow many?"}, {"from": "gpt", "value": answer}]
+        row = {"id": "1", "image": {"bytes": png(28, 28), "path": None}, "conversations": talk,
+               "data_source": source}  # fmt: skip
+        (tmp_path / source).mkdir()
+        parquet.write_table(pa.Table.from_pylist([row]), tmp_path / source / "train-00000-of-00001.parquet")
+    task = make_task("look", train=str(tmp_path), uniform_over="source", look=LOOK)
+    problems = [task.problem("train", 0, index) for index in range(2)]
+    assert {problem.meta["source"] for problem in problems} == {"ai2d(gpt4v)", "clevr"}
+    assert all(len(problem.images) == 1 for problem in problems)
+
+
 def street() -> Image.Image:
     """Grey, with a red box on the left and a blue one on the right."""
     image = Image.new("RGB", (200, 120), (128, 128, 128))
