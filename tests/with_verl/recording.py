@@ -1,4 +1,7 @@
-"""Writes down each step's rows as its credit gets them; ``VERL_USE_EXTERNAL_MODULES`` names this module."""
+"""Writes down each step's rows as its credit gets them, and an adapter as it begins.
+
+``VERL_USE_EXTERNAL_MODULES`` names this module.
+"""
 
 import os
 from pathlib import Path
@@ -6,7 +9,7 @@ from pathlib import Path
 import torch
 import transfer_queue
 
-from selfverify.integrations.verl import shared_engine
+from selfverify.integrations.verl import shared_engine, trainer
 from selfverify.integrations.verl.streams import FIELD, optimiser_batches
 from selfverify.integrations.verl.trainer import SelfVerifyMixin
 
@@ -29,6 +32,17 @@ def record(self, batch, metrics):
 
 
 SelfVerifyMixin._compute_advantage = record
+prepare = trainer.prepare
+
+
+def prepare_and_save(worker, recipe):
+    prepare(worker, recipe)
+    if recipe.policy.lora is not None:
+        [actor] = [role.actor for role in worker.worker_dict.values()]
+        actor.engine.save_checkpoint(str(Path(os.environ["SELFVERIFY_RECORD"]) / "start"))
+
+
+trainer.prepare = prepare_and_save
 
 if "VERL_ENGINE_VENDOR" in os.environ:
     pack = shared_engine.pack

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.experiments.looks.looks_files import write_looks
 
 from selfverify.core.trajectory import Group, valid_trajectories
@@ -16,6 +17,7 @@ from selfverify.experiments.run import build
 from selfverify.integrations.verl.streams import as_trajectory
 from selfverify.methods.base import Training
 from selfverify.objectives import UNTRAINED, surrogate, token_weights
+from selfverify.policy import adapters
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
 from selfverify.rollouts.score_reading import read_rollout_scores
@@ -79,8 +81,10 @@ def groups_of(rows, task, seed, step):
 
 def learn_again(folder, recipe, records):
     """Our own trainer on the rollouts of verl's run, or on its own where nothing is sampled; returns its
-    policy and the figures of each step."""
+    policy and the figures of each step. An adapter begins as verl's has begun."""
     policy, task, method = build(recipe.model_copy(update={"engine": None}))
+    if recipe.policy.lora is not None:
+        adapters.load_weights(policy.model, folder / "start" / "huggingface")
     told = []
     training = Training(
         policy, task, method, recipe.learner, recipe.sampling, folder / "own", recipe.seed,
@@ -228,6 +232,44 @@ def test_adapo_on_two_ranks(tmp_path):
         assert found == (pytest.approx(sum(norms) / len(norms), rel=1e-4) if all(norms) else None)
     assert len(coefficients) > 1, "the problems' own coefficients of KL"
     compare(policy, tmp_path, recipe)
+
+
+@pytest.mark.slow
+def test_an_adapter(tmp_path):
+    """LoRA, whose reference is the model below it. Servers get the adapter alone; what is saved loads as ours,
+    is what verl's processes hold, and what our own trainer makes of the same start."""
+    recipe = recipe_of(
+        tmp_path, ranks=2, policy={"path": "builtin:digits", "lora": {"rank": 4, "alpha": 8}},
+        task={"name": "digits-pick"}, method={"name": "grpo", "kl": 0.5},
+        sampling={"group_size": 4, "max_new_tokens": 48, "top_p": 1.0},
+        learner={"optim": OPTIM | {"learning_rate": 1e-2}},
+    )  # fmt: skip
+    figures, records = run_verl(tmp_path, recipe)
+    first, second = figures[1], figures[2]
+    assert first["actor/selfverify_kl_loss"] == 0.0 < second["actor/selfverify_kl_loss"]
+    apart = [
+        torch.tensor(records[1]["old_log_probs"][i]) - torch.tensor(records[1][other][i])
+        for other in ("rollout_log_probs", "ref_log_prob")
+        for i in range(len(records[1]["uid"]))
+    ]
+    print([float(gap.abs().max()) for gap in apart])
+    policy, told = learn_again(tmp_path, recipe, records)
+    for ours, theirs in zip(told, (first, second), strict=True):
+        assert theirs["actor/grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-4)
+    actor = tmp_path / "run" / "checkpoints" / "global_step_2" / "actor"
+    saved = load_file(actor / "huggingface" / adapters.WEIGHTS_FILE)
+    shards = [torch.load(actor / f"model_world_size_2_rank_{n}.pt", weights_only=False) for n in range(2)]
+    for name, weight in saved.items():
+        held = [shard[name.replace(".weight", ".default.weight")].to_local() for shard in shards]
+        assert torch.equal(torch.cat(held), weight)
+    loaded = Policy.load(str(actor / "huggingface"), device="cpu").model.state_dict()
+    start = Policy.load("builtin:digits", device="cpu").model.state_dict()
+    for name, weight in policy.model.state_dict().items():
+        if "lora_" in name:
+            assert torch.equal(loaded[name], saved[f"base_model.model.{name.replace('.default.', '.')}"])
+        else:
+            assert torch.equal(loaded[name], start[name.replace(".base_layer.", ".")])
+        torch.testing.assert_close(weight, loaded[name], atol=5e-5, rtol=0)
 
 
 @pytest.mark.slow
