@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import torch
+from PIL import Image
 from pydantic.fields import FieldInfo
 from torch.nn.utils.rnn import pad_sequence
 from typer.testing import CliRunner
@@ -33,8 +35,7 @@ from selfverify.integrations.verl.streams import (
     SHARE,
     WEIGHT,
     WORTH,
-    as_plain,
-    as_trajectory,
+    Row,
     in_groups,
     optimiser_batches,
     row_streams,
@@ -91,18 +92,15 @@ def groups_of(name: str) -> tuple[Method, list[Group]]:
 @pytest.mark.parametrize("denominator", ["sequence", "channel", "batch", "trajectory"])
 @pytest.mark.parametrize("drop", [True, False])
 def test_streams_are_those_of_our_trainer(name: str, denominator: Any, drop: bool) -> None:
-    """Advantages, KL coefficients and final weights, over two optimiser batches, with JSON on the way."""
+    """Advantages, KL coefficients and final weights, over two optimiser batches."""
     method, groups = groups_of(name)
     flat = [t for group in groups for t in group.trajectories]
-    rows = [json.loads(json.dumps(as_plain(t))) for t in flat]
-    skipped = as_plain(Trajectory([Segment("observation", [], author="environment")]), skipped="no image")
+    skipped = Row(Trajectory([Segment("observation", [], author="environment")]), skipped="no image")
     uids = [group.problem.id for group in groups for _ in group.trajectories]
     batches = [[*range(8), 16], [*range(8, 16), 17]]
     loss = LossConfig(denominator=denominator, drop_zero_advantage=drop)
-    responses = [*(t.tokens for t in flat), [0], [0]]
-    streams, figures = row_streams(
-        method, [*rows, None, skipped], responses, [*uids, "pad", "left"], batches, loss
-    )
+    rows = [*map(Row, flat), None, skipped]
+    streams, figures = row_streams(method, rows, [*uids, "pad", "left"], batches, loss)
     credits = [method.credit(group, valid_trajectories(group, False)) for group in groups]
     kept, dropped = select(Rollout([None] * 4, groups), credits, drop)  # type: ignore[list-item]
     assert figures["groups/kept"] == len(kept) == (3 if drop and name == "adpo" else len(kept))
@@ -144,9 +142,8 @@ def test_alternatives_are_those_of_our_trainer() -> None:
     readings[5] = None
     flat[5].scores.clear()
     uids = [group.problem.id for group in groups for _ in group.trajectories]
-    rows, tokens = [*map(as_plain, flat)], [t.tokens for t in flat]
     batches = [range(8), range(8, 16)]
-    streams, _ = row_streams(method, rows, tokens, uids, batches, LossConfig(), 0, readings)
+    streams, _ = row_streams(method, [*map(Row, flat)], uids, batches, LossConfig(), 0, readings)
     logits = torch.randn(16, width, 64, generator=generator)
     for t, reading in zip(flat, readings, strict=True):
         t.scores |= {"soft": 0.0} if reading else {}
@@ -185,7 +182,7 @@ def test_pairs_have_the_gradient_of_our_trainer() -> None:
     )
     now = [row.requires_grad_() for row in now]
     streams, figures = row_streams(
-        method, [as_plain(flat[i], i % 2) for i in order], [flat[i].tokens for i in order],
+        method, [Row(flat[i], i % 2) for i in order],
         [str(i // 2) for i in order], [range(8)], LossConfig(),
         logprobs=[[column[i].detach() for i in order] for column in (now, reference)],
     )  # fmt: skip
@@ -210,8 +207,8 @@ def test_a_batch_in_which_nothing_teaches_makes_no_step() -> None:
     """verl leaves a step out whose gradient is not finite; after zeros AdamW would go on by its moments."""
     method, groups = groups_of("adpo")
     quiet = [t for _ in range(2) for t in groups[1].trajectories]
-    responses, uids = [t.tokens for t in quiet], [0] * 4 + [1] * 4
-    streams, _ = row_streams(method, [*map(as_plain, quiet)], responses, uids, [range(8)], LossConfig())
+    uids = [0] * 4 + [1] * 4
+    streams, _ = row_streams(method, [*map(Row, quiet)], uids, [range(8)], LossConfig())
     assert streams[WEIGHT].isnan().all()
 
 
@@ -221,24 +218,21 @@ def test_stages_of_a_method_go_on() -> None:
     method = make_method("score", first_stage=1, kl=0.01, first_kl=0.1)
     flat = [t for group in groups for t in group.trajectories]
     uids = [group.problem.id for group in groups for _ in group.trajectories]
-    found = [
-        row_streams(
-            method, [*map(as_plain, flat)], [t.tokens for t in flat], uids, [range(16)], LossConfig(), n
-        )
-        for n in (0, 1)
-    ]
+    found = [row_streams(method, [*map(Row, flat)], uids, [range(16)], LossConfig(), n) for n in (0, 1)]
     assert [figures["score/stage"] for _, figures in found] == [1, 2]
     assert [round(float(streams[KL_COEF].max()), 3) for streams, _ in found] == [0.1, 0.01]
 
 
-def test_a_trajectory_comes_back() -> None:
+def test_a_row_travels_without_images() -> None:
+    """verl has them apart; all else comes back from another process, and the conversation keeps its own."""
     _, groups = groups_of("adapo")
-    for t in groups[2].trajectories:
-        back = as_trajectory(json.loads(json.dumps(as_plain(t))), t.tokens)
-        assert [(s.channel, s.author, s.turn, s.finish, s.tokens) for s in back.segments] == [
-            (s.channel, s.author, s.turn, s.finish, s.tokens) for s in t.segments
-        ]
-        assert (back.scores, back.rewards, back.lost) == (t.scores, t.rewards, t.lost)
+    for number, t in enumerate(groups[2].trajectories):
+        t.segments[1].images = [Image.new("RGB", (4, 4))]
+        t.segments[0].values["looks"] = 2.0
+        back = pickle.loads(pickle.dumps(Row(t, number)))  # noqa: S301
+        assert back.number == number and t.segments[1].images and not back.trajectory.segments[1].images
+        t.segments[1].images = []
+        assert back.trajectory == t and back.trajectory.lost == t.lost
 
 
 def test_groups_stay_together() -> None:

@@ -25,7 +25,7 @@ def record(self, batch, metrics):
     actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
     rows = {name: [row.tolist() for row in data[name].unbind()] for name in names}
     rows |= {"uid": list(data["uid"]), "index": [int(index) for index in data["index"]]}
-    rows["plain"] = [extra[FIELD] for extra in data["extra_fields"]]
+    rows["trajectories"] = [extra[FIELD].trajectory for extra in data["extra_fields"]]
     rows["parts"] = optimiser_batches(len(rows["uid"]), self._ranks(), actor.ppo_mini_batch_size * rollout.n)
     torch.save(rows, Path(os.environ["SELFVERIFY_RECORD"]) / f"step-{self.global_steps}.pt")
     return found

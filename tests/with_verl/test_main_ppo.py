@@ -14,7 +14,6 @@ from tests.experiments.looks.looks_files import write_looks
 from selfverify.core.trajectory import Group, valid_trajectories
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import build
-from selfverify.integrations.verl.streams import as_trajectory
 from selfverify.methods.base import Training
 from selfverify.objectives import UNTRAINED, surrogate, token_weights
 from selfverify.policy import adapters
@@ -74,7 +73,7 @@ def groups_of(rows, task, seed, step):
     found = []
     for uid in dict.fromkeys(rows["uid"]):
         own = [i for i, other in enumerate(rows["uid"]) if other == uid]
-        made = [as_trajectory(rows["plain"][i], rows["responses"][i]) for i in own]
+        made = [rows["trajectories"][i] for i in own]
         found.append((own, Group(task.problem("train", seed, rows["index"][own[0]]), made, step)))
     return found
 
@@ -236,8 +235,8 @@ def test_adapo_on_two_ranks(tmp_path):
 
 @pytest.mark.slow
 def test_an_adapter(tmp_path):
-    """LoRA, whose reference is the model below it. Servers get the adapter alone; what is saved loads as ours,
-    is what verl's processes hold, and what our own trainer makes of the same start."""
+    """LoRA: the reference is the model below it, and servers get it alone. What is saved can be loaded, is
+    what verl's processes hold, and is what our own trainer makes of the same start."""
     recipe = recipe_of(
         tmp_path, ranks=2, policy={"path": "builtin:digits", "lora": {"rank": 4, "alpha": 8}},
         task={"name": "digits-pick"}, method={"name": "grpo", "kl": 0.5},

@@ -106,10 +106,10 @@ def test_faults_of_episodes_end_conversations_as_ours(policy, fault, threads):
         PolicySampler(policy, SamplingConfig(max_new_tokens=48)), task, [task.problem("train", 0, 5)], [1], 1,
         open_episode=lambda problem, seed: Twice(fault), limits=RolloutLimits(turns=2, step_threads=threads),
     ).groups[0].trajectories[0]  # fmt: skip
-    plain = found.extra_fields[FIELD]
+    told = found.extra_fields[FIELD].trajectory
     lost = fault in ("awaited", "step")
     assert own.lost == lost == bool(found.extra_fields["reward_extra_info"]["lost"])
-    assert (plain["segments"][-1][4] == Finish.ERROR) == lost and plain["rewards"] == own.rewards
+    assert (told.finish == Finish.ERROR) == lost and told.rewards == own.rewards
     assert len(found.response_ids) == len(found.response_mask) == len(found.response_logprobs)
     assert found.reward_score == float(not lost)
 
@@ -138,14 +138,14 @@ def test_what_is_not_an_episodes_fault_is_named(policy):
     """A prompt that is too long is skipped; a server that fails ends the run."""
     words = words_of(policy, "<answer>1</answer>")
     skipped = held(Server(words), prompt_tokens=10)
-    assert "engine.prompt_tokens=10" in skipped.extra_fields[FIELD]["skipped"]
+    assert "engine.prompt_tokens=10" in skipped.extra_fields[FIELD].skipped
     assert skipped.response_mask == [0] and skipped.extra_fields["min_global_steps"] == 6
     fatal = held(Server(words, RuntimeError("the server is gone")))
-    assert "the server is gone" in fatal.extra_fields[FIELD]["fatal"]
+    assert "the server is gone" in fatal.extra_fields[FIELD].fatal
 
 
 def test_a_mark_of_an_image_cuts_a_turn_off(policy):
     words = words_of(policy, "<answer>1</answer>")
     never = policy.suppressed_tokens[0]
     found = held(Server([*words[:3], never, *words[3:]]))
-    assert found.response_ids == words[:3] and found.extra_fields[FIELD]["segments"][-1][4] == Finish.LENGTH
+    assert found.response_ids == words[:3] and found.extra_fields[FIELD].trajectory.finish == Finish.LENGTH

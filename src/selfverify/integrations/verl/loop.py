@@ -24,7 +24,7 @@ from selfverify.core.problem import Problem, Split
 from selfverify.core.trajectory import OBSERVATION, Finish, Segment, Trajectory
 from selfverify.experiments.recipe import Recipe, recipe_task
 from selfverify.experiments.registry import make_method
-from selfverify.integrations.verl.streams import FIELD, as_plain
+from selfverify.integrations.verl.streams import FIELD, Row
 from selfverify.policy.decoding import Sample, derived_seed
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.kv_sessions import KVSession
@@ -247,7 +247,7 @@ class EpisodeLoop(AgentLoopBase):
             metrics={},
             multi_modal_data={"images": images} if images else {},
             extra_fields={
-                FIELD: as_plain(trajectory, session, **faults),
+                FIELD: Row(trajectory, session, **faults),
                 "reward_extra_info": {"acc": correct, "lost": lost, **trajectory.rewards},
                 "min_global_steps": min(versions),
                 "max_global_steps": max(versions),

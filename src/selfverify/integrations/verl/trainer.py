@@ -34,7 +34,7 @@ from selfverify.integrations.verl.streams import (
     KL_COEF,
     SHARE,
     WEIGHT,
-    as_trajectory,
+    Row,
     in_groups,
     optimiser_batches,
     row_streams,
@@ -302,32 +302,30 @@ class SelfVerifyMixin:
         """
         where = {"keys": batch.keys, "partition_id": batch.partition_id}
         known = ["old_log_probs", "ref_log_prob"] if self.compares else []
-        fields = ["uid", "responses", "response_mask", "extra_fields", *known]
+        fields = ["uid", "response_mask", "extra_fields", *known]
         data = transfer_queue.kv_batch_get(select_fields=fields, **where)
-        rows = [
+        rows: list[Row | None] = [
             None if tag.get("is_padding", False) else extra[FIELD]
             for tag, extra in zip(batch.tags, list(data["extra_fields"]), strict=True)
         ]
         config: Any = self.config  # type: ignore[attr-defined]
         real, groups = [row for row in rows if row is not None], config.data.train_batch_size
         asked = groups * config.actor_rollout_ref.rollout.n
-        if fatal := [row["fatal"] for row in real if "fatal" in row]:
+        if fatal := [row.fatal for row in real if row.fatal]:
             raise SelfVerifyError(f"{len(fatal)} of {len(real)} conversations cannot be held: {fatal[0]}")
         if self.MODE == "sync" and len(real) < asked:
             raise SelfVerifyError(f"{asked - len(real)} of {asked} conversations failed in verl; see its log")
-        if all("skipped" in row for row in real):
-            raise DataError(f"no problem of this step can be used; the last: {real[-1]['skipped']}")
+        if all(row.skipped for row in real):
+            raise DataError(f"no problem of this step can be used; the last: {real[-1].skipped}")
         size = config.actor_rollout_ref.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
-        responses = [response.tolist() for response in data["responses"].unbind()]
         streams, figures = row_streams(
             self.method,
             rows,
-            responses,
             list(data["uid"]),
             optimiser_batches(len(rows), self._ranks(), size),
             self.recipe.learner.loss,
             self.global_steps - 1,  # type: ignore[attr-defined]
-            self._readings(batch, rows, responses) if self.method.config.reads_scores else None,
+            self._readings(batch, rows) if self.method.config.reads_scores else None,
             [data[name].unbind() for name in known],
         )
         metrics.update({f"selfverify/{name}": value for name, value in figures.items()})
@@ -339,15 +337,10 @@ class SelfVerifyMixin:
         }
         return transfer_queue.kv_batch_put(fields=TensorDict(nested, batch_size=len(batch)), **where)
 
-    def _readings(
-        self, batch: Any, rows: Sequence[dict[str, Any] | None], responses: Sequence[Sequence[int]]
-    ) -> list[ScoreReading | None]:
+    def _readings(self, batch: Any, rows: Sequence[Row | None]) -> list[ScoreReading | None]:
         """Let the workers read the scores of a rollout's rows."""
         tree, workers = score_tree(self.tokenizer), self.actor_rollout_wg  # type: ignore[attr-defined]
-        heads = [
-            None if row is None else before_score(as_trajectory(row, tokens))
-            for row, tokens in zip(rows, responses, strict=True)
-        ]
+        heads = [None if row is None else before_score(row.trajectory) for row in rows]
         starts = [-1 if head is None else len(head) for head in heads]
         ranks, size = workers._dispatch_info["actor"], len(rows) // self._ranks()
         temperature = self.config.actor_rollout_ref.rollout.temperature  # type: ignore[attr-defined]
