@@ -355,6 +355,14 @@ def test_what_verl_cannot_do_is_refused(recipe: str, changes: list[str], message
         verl_config(load_recipe(recipe, [*ENGINE, *changes]))
 
 
+def test_an_adapter_has_to_be_merged(tmp_path: Path) -> None:
+    """verl would look for a model in its folder."""
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "some/model"}')
+    recipe = load_recipe("adpo-digits", [*ENGINE, CREDIT, f"policy.path={tmp_path}"])
+    with pytest.raises(ConfigError, match="selfverify merge"):
+        verl_config(recipe)
+
+
 @pytest.mark.parametrize(
     "where", [["engine.nodes=1"], ["engine.nodes=8"], ["engine.gpus_per_node=1", "policy.lora={}"]]
 )

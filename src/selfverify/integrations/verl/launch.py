@@ -23,6 +23,7 @@ from selfverify.evaluation.evaluate import HeldOut
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, missing_packages, recipe_task, to_yaml
 from selfverify.experiments.registry import make_method
 from selfverify.methods.base import Method, Training
+from selfverify.policy.adapters import base_of
 from selfverify.policy.loading import packed_file, resolve
 from selfverify.tasks.base import Task
 
@@ -132,7 +133,7 @@ def verl_config(recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
     engine, task = recipe.engine or EngineConfig(), recipe_task(recipe)
     method = make_method(recipe.method.name, **recipe.method.options)
     faults = [f"{name}: {REFUSED[name]}" for name in _refused(recipe)]
-    if packed_file(recipe.policy.path):
+    if packed_file(recipe.policy.path) or base_of(resolve(recipe.policy.path)):
         faults.append(f"policy.path={recipe.policy.path}: `selfverify merge` makes a folder of it")
     if recipe.policy.dtype == "auto":
         faults.append("policy.dtype=auto: write float32 or bfloat16")
