@@ -173,82 +173,68 @@ def _settled(
     A problem has ``group`` rows. ``length`` is the longest conversation behind its prompt, ``share`` how many
     GPUs share its tokens.
     """
-    policy, sampling, exam = recipe.policy, recipe.sampling, recipe.evaluation
+    policy, exam = recipe.policy, recipe.evaluation
     nothing: Any = None  # a method's stages need no policy
-    stage = next(method.stages(Training(nothing, task, method, recipe.learner, sampling, recipe.folder)))
-    learner = stage.learner
-    batch, optim, steps = learner.batch, learner.optim, learner.steps
-    mini, longest = learner.groups_per_step // batch.updates_per_rollout, engine.prompt_tokens + length
+    given = nothing, task, method, recipe.learner, recipe.sampling, recipe.folder
+    learner = next(method.stages(Training(*given))).learner
+    told = dict(
+        _leaves(recipe.model_copy(update={"learner": learner, "engine": engine}).model_dump(mode="json"))
+    )
+    batch, longest = learner.batch, engine.prompt_tokens + length
     rows, low = batch.micro_batch_groups * group, policy.dtype == "bfloat16"
     tokens = min(batch.micro_batch_tokens or rows * longest, rows * longest)
-    held_out = 1  # verl wants one also where nothing is measured
+    computed, kept = "bf16" if low else "fp32", "bf16" if low and not policy.master_weights else "fp32"
+    model, reference = "actor_rollout_ref.model", "actor_rollout_ref.ref"
+    found = {name: told[setting] for name, setting in _KEYS["same"].items()} | {
+        # As text in which OmegaConf finds nothing to fill in.
+        "algorithm.selfverify": recipe.model_dump_json(exclude={"engine"}).replace("$", "\\u0024"),
+        "data.train_files": [f"train/{learner.steps * learner.groups_per_step}"],
+        "data.val_files": [f"{exam.split}/1"],  # verl wants one also where nothing is measured
+        "data.max_response_length": length,
+        "data.mm_processor_kwargs": policy.model_dump(
+            include={"min_pixels", "max_pixels"}, exclude_none=True
+        ),
+        "actor_rollout_ref.nccl_timeout": math.ceil(learner.process_timeout_s),
+        f"{model}.path": resolve(policy.path),
+        f"{_ACTOR}.ppo_mini_batch_size": learner.groups_per_step // batch.updates_per_rollout,
+        f"{_ACTOR}.ppo_max_token_len_per_gpu": max(tokens, -(-longest // share)),
+        f"{_ACTOR}.use_kl_loss": method.config.needs_reference,
+        f"{_ACTOR}.fsdp_config.model_dtype": kept,
+        f"{_ACTOR}.fsdp_config.mixed_precision.param_dtype": computed,
+        f"{_ACTOR}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        f"{reference}.fsdp_config.model_dtype": computed,
+        f"{reference}.fsdp_config.mixed_precision.param_dtype": computed,
+        f"{_ROLLOUT}.n": group,
+        f"{_ROLLOUT}.calculate_log_probs": method.objective == "surrogate",
+        "trainer.v1.trainer_mode": "selfverify" if engine.mode == "sync" else f"selfverify_{engine.mode}",
+        "trainer.save_freq": learner.checkpoint.every or learner.steps,
+        "trainer.default_local_dir": str((recipe.folder / "checkpoints").resolve()),
+        "trainer.logger": ["console", "file", *learner.log.trackers],
+        "trainer.test_freq": -1,
+    }
     if method.measured:
         held_out = HeldOut(recipe_task(recipe, measured=True), exam).total
-    sections: dict[str, dict[str, Any]] = {
-        "algorithm": {
-            # As text in which OmegaConf finds nothing to fill in.
-            "selfverify": recipe.model_dump_json(exclude={"engine"}).replace("$", "\\u0024"),
-        },
-        "data": {
-            "train_files": [f"train/{steps * learner.groups_per_step}"],
-            "val_files": [f"{exam.split}/{held_out}"],
-            "train_batch_size": learner.groups_per_step,
-            "max_prompt_length": engine.prompt_tokens, "max_response_length": length,
-            "mm_processor_kwargs": policy.model_dump(include={"min_pixels", "max_pixels"}, exclude_none=True),
-        },
-        "actor_rollout_ref": {"nccl_timeout": math.ceil(learner.process_timeout_s)},
-        "actor_rollout_ref.model": {
-            "path": resolve(policy.path), "trust_remote_code": policy.trust_remote_code,
-            "enable_gradient_checkpointing": policy.gradient_checkpointing,
-            "enable_activation_offload": policy.activation_offload,
-            **({"use_remove_padding": False} if engine.shared_prefix else {}),
-        },
-        _ACTOR: {
-            "ppo_mini_batch_size": mini, "ppo_epochs": batch.inner_epochs,
-            "ppo_max_token_len_per_gpu": max(tokens, -(-longest // share)),
-            "use_kl_loss": method.config.needs_reference,
-            "clip_ratio_low": learner.loss.clip_low, "clip_ratio_high": learner.loss.clip_high,
-            "grad_clip": optim.max_grad_norm, "optim.lr": optim.learning_rate,
-            "optim.betas": list(optim.betas), "optim.weight_decay": optim.weight_decay,
-            "fsdp_config.model_dtype": "bf16" if low and not policy.master_weights else "fp32",
-            "fsdp_config.mixed_precision.param_dtype": "bf16" if low else "fp32",
-            "checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
-        },
-        "actor_rollout_ref.ref": {
-            "fsdp_config.model_dtype": "bf16" if low else "fp32",
-            "fsdp_config.mixed_precision.param_dtype": "bf16" if low else "fp32",
-        },
-        _ROLLOUT: {
-            "n": group, "dtype": policy.dtype, "seed": recipe.seed,
-            "temperature": sampling.temperature, "top_p": sampling.top_p, "val_kwargs.n": exam.samples,
-            "val_kwargs.temperature": exam.temperature, "val_kwargs.top_p": exam.top_p,
-            "calculate_log_probs": method.objective == "surrogate",
-        },
-        "trainer": {
-            "v1.trainer_mode": "selfverify" if engine.mode == "sync" else f"selfverify_{engine.mode}",
-            "nnodes": engine.nodes, "n_gpus_per_node": engine.gpus_per_node, "total_training_steps": steps,
-            "save_freq": learner.checkpoint.every or steps,
-            "max_actor_ckpt_to_keep": learner.checkpoint.keep_last,
-            "test_freq": learner.log.evaluate_every or steps if method.measured else -1,
-            **({} if method.measured else {"val_before_train": False}),
-            "default_local_dir": str((recipe.folder / "checkpoints").resolve()),
-            "experiment_name": recipe.name,
-            "logger": ["console", "file", *learner.log.trackers],
-        },
-    }  # fmt: skip
+        found["data.val_files"] = [f"{exam.split}/{held_out}"]
+        found["trainer.test_freq"] = learner.log.evaluate_every or learner.steps
+    else:
+        found["trainer.val_before_train"] = False
+    if engine.shared_prefix:
+        found[f"{model}.use_remove_padding"] = False
     if engine.mode == "async":
-        sections["trainer"]["v1.separate_async.parameter_sync_step"] = 1
+        found["trainer.v1.separate_async.parameter_sync_step"] = 1
     if policy.lora is not None:
         others = None if policy.train_vision else r".*(visual|vision|multi_modal|connector).*"
-        sections["actor_rollout_ref.model"] |= {
-            "lora_rank": policy.lora.rank, "lora_alpha": policy.lora.alpha, "exclude_modules": others,
-            "target_modules": policy.lora.targets or "all-linear",
-        }  # fmt: skip
-        sections[_ACTOR]["checkpoint.save_contents"].remove("hf_model")  # an adapter is saved in its place
-        sections[_ROLLOUT]["load_format"] = "safetensors"  # servers begin with the weights below the adapter
+        found |= {
+            f"{model}.lora_rank": policy.lora.rank,
+            f"{model}.lora_alpha": policy.lora.alpha,
+            f"{model}.exclude_modules": others,
+            f"{model}.target_modules": policy.lora.targets or "all-linear",
+            # An adapter is saved in the model's place, and servers begin with the weights below it.
+            f"{_ACTOR}.checkpoint.save_contents": ["model", "optimizer", "extra"],
+            f"{_ROLLOUT}.load_format": "safetensors",
+        }
     if task.limits.concurrent is not None:
-        sections[_ROLLOUT]["agent.num_workers"] = 1  # each process counts what it holds itself
-    found = {f"{top}.{name}": value for top, leaves in sections.items() for name, value in leaves.items()}
+        found[f"{_ROLLOUT}.agent.num_workers"] = 1  # each process counts what it holds itself
     return _KEYS["fixed"] | found
 
 
