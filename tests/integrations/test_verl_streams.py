@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import torch
-from PIL import Image
 from pydantic.fields import FieldInfo
 from torch.nn.utils.rnn import pad_sequence
 from typer.testing import CliRunner
@@ -221,18 +219,6 @@ def test_stages_of_a_method_go_on() -> None:
     found = [row_streams(method, [*map(Row, flat)], uids, [range(16)], LossConfig(), n) for n in (0, 1)]
     assert [figures["score/stage"] for _, figures in found] == [1, 2]
     assert [round(float(streams[KL_COEF].max()), 3) for streams, _ in found] == [0.1, 0.01]
-
-
-def test_a_row_travels_without_images() -> None:
-    """verl has them apart; all else comes back from another process, and the conversation keeps its own."""
-    _, groups = groups_of("adapo")
-    for number, t in enumerate(groups[2].trajectories):
-        t.segments[1].images = [Image.new("RGB", (4, 4))]
-        t.segments[0].values["looks"] = 2.0
-        back = pickle.loads(pickle.dumps(Row(t, number)))  # noqa: S301
-        assert back.number == number and t.segments[1].images and not back.trajectory.segments[1].images
-        t.segments[1].images = []
-        assert back.trajectory == t and back.trajectory.lost == t.lost
 
 
 def test_groups_stay_together() -> None:

@@ -48,13 +48,12 @@ class ProblemDataset(Dataset[dict[str, Any]]):
 
     Args:
         data_files: One text ``SPLIT/COUNT``, which stands in the place of a file.
-        max_samples: Use so many problems at most; -1 for all.
         about: Not used: prompts are written in the agent loop.
     """
 
-    def __init__(self, data_files: Sequence[str], max_samples: int = -1, **about: Any) -> None:
+    def __init__(self, data_files: Sequence[str], **about: Any) -> None:
         self.split, _, count = data_files[0].partition("/")
-        self.count = int(count) if max_samples < 0 else min(int(count), max_samples)
+        self.count = int(count)
 
     def __len__(self) -> int:
         return self.count

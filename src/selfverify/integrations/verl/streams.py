@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -35,9 +35,10 @@ CHOSEN = PLACE, ALTERNATIVES, SHARE, WORTH = tuple(
 the response, ``[N, M]``, and ``[N, M, K]`` ids, probabilities (0 is padding) and weighted advantages."""
 
 
-@dataclass(slots=True)
 class Row:
     """A conversation on its way through verl, which has its images apart.
+
+    It is no dataclass: verl's queue would hand over a dictionary in its place.
 
     Args:
         trajectory: The conversation.
@@ -46,14 +47,10 @@ class Row:
         fatal: Why the run cannot go on; empty where it can.
     """
 
-    trajectory: Trajectory
-    number: int = 0
-    skipped: str = ""
-    fatal: str = ""
-
-    def __post_init__(self) -> None:
-        segments = [replace(segment, images=[]) for segment in self.trajectory.segments]
-        self.trajectory = replace(self.trajectory, segments=segments)
+    def __init__(self, trajectory: Trajectory, number: int = 0, skipped: str = "", fatal: str = "") -> None:
+        segments = [replace(segment, images=[]) for segment in trajectory.segments]
+        self.trajectory = replace(trajectory, segments=segments)
+        self.number, self.skipped, self.fatal = number, skipped, fatal
 
 
 def row_streams(
