@@ -211,8 +211,9 @@ def read_scores(
     [actor] = [role.actor for role in worker.worker_dict.values()]
     names = ["prompts", "responses", "input_ids", "position_ids", "loss_mask", "multi_modal_inputs"]
     data = transfer_queue.kv_batch_get(keys=keys, partition_id=partition, select_fields=names)
-    upstream.mend_position_ids(data)
     data["start"], data["row"] = torch.tensor(starts), torch.arange(len(keys))
+    scored_m = (data["start"] >= 0).nonzero()[:, 0]
+    before_m = _before(data, scored_m), data["responses"].offsets()[scored_m] - 1
     found: list[Shares] = [{} for _ in keys]
 
     def look(data: Any = None, student_logits: Any = None, index: Any = None, **about: Any) -> Any:
@@ -230,21 +231,13 @@ def read_scores(
 
     learnt = actor.loss_fn
     for path in tree.paths():
-        asked, begun = data.copy(), torch.tensor([*path, 0])  # what follows is not read
-        rows = list(zip(*(data[name].unbind() for name in names[:4]), strict=True))
-        for n, ((prompt, response, _, position), start) in enumerate(zip(rows, starts, strict=True)):
-            if start >= 0:  # whatever was written, the model has begun to write the branching's scores
-                response, end = torch.cat([response[:start], begun]), len(prompt) + start
-                more = position[..., end - 1 : end] + 1 + torch.arange(len(begun))
-                position = torch.cat([position[..., :end], more], -1)
-            rows[n] = prompt, response, torch.cat([prompt, response]), position
-        for name, column in zip(names, zip(*rows, strict=True), strict=False):  # the others stay
-            asked[name] = tensordict_utils.nested_tensor_from_tensor_list(list(column), column[0].dim())
-        longest = int(asked["input_ids"].offsets().diff().max())
-        most = max(actor.engine_config.infer_max_token_len_per_gpu or 0, longest)
-        tensordict_utils.assign_non_tensor(
-            asked, temperature=temperature, distillation_use_topk=True, max_token_len_per_gpu=most
-        )
+        asked = data.copy()
+        # Whatever was written, the model has begun to write these scores; it has not seen what follows.
+        for name, first_m in zip(("input_ids", "responses"), before_m, strict=True):
+            ids, place_m = data[name].values().clone(), first_m + data["start"][scored_m]
+            ids[place_m[:, None] + 1 + torch.arange(len(path))] = torch.tensor(path, dtype=ids.dtype)
+            asked[name] = torch.nested.nested_tensor_from_jagged(ids, data[name].offsets())
+        tensordict_utils.assign_non_tensor(asked, temperature=temperature, distillation_use_topk=True)
         branches = {at: [*node.children] for at, node in tree.branchings() if path[: len(at)] == at}
         actor.loss_fn = look
         try:
@@ -340,8 +333,11 @@ class SelfVerifyMixin:
     def _readings(self, batch: Any, rows: Sequence[Row | None]) -> list[ScoreReading | None]:
         """Let the workers read the scores of a rollout's rows."""
         tree, workers = score_tree(self.tokenizer), self.actor_rollout_wg  # type: ignore[attr-defined]
-        heads = [None if row is None else before_score(row.trajectory) for row in rows]
-        starts = [-1 if head is None else len(head) for head in heads]
+        starts, longest = [-1] * len(rows), max(map(len, tree.paths()))
+        for number, row in enumerate(rows):
+            head = None if row is None else before_score(row.trajectory)
+            if row is not None and head is not None and len(row.trajectory.tokens) > len(head) + longest:
+                starts[number] = len(head)
         ranks, size = workers._dispatch_info["actor"], len(rows) // self._ranks()
         temperature = self.config.actor_rollout_ref.rollout.temperature  # type: ignore[attr-defined]
         asked = []
