@@ -33,8 +33,7 @@ from selfverify.integrations.verl.streams import (
     SHARE,
     WEIGHT,
     WORTH,
-    as_plain,
-    as_trajectory,
+    Row,
     in_groups,
     optimiser_batches,
     row_streams,
@@ -91,18 +90,15 @@ def groups_of(name: str) -> tuple[Method, list[Group]]:
 @pytest.mark.parametrize("denominator", ["sequence", "channel", "batch", "trajectory"])
 @pytest.mark.parametrize("drop", [True, False])
 def test_streams_are_those_of_our_trainer(name: str, denominator: Any, drop: bool) -> None:
-    """Advantages, KL coefficients and final weights, over two optimiser batches, with JSON on the way."""
+    """Advantages, KL coefficients and final weights, over two optimiser batches."""
     method, groups = groups_of(name)
     flat = [t for group in groups for t in group.trajectories]
-    rows = [json.loads(json.dumps(as_plain(t))) for t in flat]
-    skipped = as_plain(Trajectory([Segment("observation", [], author="environment")]), skipped="no image")
+    skipped = Row(Trajectory([Segment("observation", [], author="environment")]), skipped="no image")
     uids = [group.problem.id for group in groups for _ in group.trajectories]
     batches = [[*range(8), 16], [*range(8, 16), 17]]
     loss = LossConfig(denominator=denominator, drop_zero_advantage=drop)
-    responses = [*(t.tokens for t in flat), [0], [0]]
-    streams, figures = row_streams(
-        method, [*rows, None, skipped], responses, [*uids, "pad", "left"], batches, loss
-    )
+    rows = [*map(Row, flat), None, skipped]
+    streams, figures = row_streams(method, rows, [*uids, "pad", "left"], batches, loss)
     credits = [method.credit(group, valid_trajectories(group, False)) for group in groups]
     kept, dropped = select(Rollout([None] * 4, groups), credits, drop)  # type: ignore[list-item]
     assert figures["groups/kept"] == len(kept) == (3 if drop and name == "adpo" else len(kept))
@@ -144,9 +140,8 @@ def test_alternatives_are_those_of_our_trainer() -> None:
     readings[5] = None
     flat[5].scores.clear()
     uids = [group.problem.id for group in groups for _ in group.trajectories]
-    rows, tokens = [*map(as_plain, flat)], [t.tokens for t in flat]
     batches = [range(8), range(8, 16)]
-    streams, _ = row_streams(method, rows, tokens, uids, batches, LossConfig(), 0, readings)
+    streams, _ = row_streams(method, [*map(Row, flat)], uids, batches, LossConfig(), 0, readings)
     logits = torch.randn(16, width, 64, generator=generator)
     for t, reading in zip(flat, readings, strict=True):
         t.scores |= {"soft": 0.0} if reading else {}
@@ -185,7 +180,7 @@ def test_pairs_have_the_gradient_of_our_trainer() -> None:
     )
     now = [row.requires_grad_() for row in now]
     streams, figures = row_streams(
-        method, [as_plain(flat[i], i % 2) for i in order], [flat[i].tokens for i in order],
+        method, [Row(flat[i], i % 2) for i in order],
         [str(i // 2) for i in order], [range(8)], LossConfig(),
         logprobs=[[column[i].detach() for i in order] for column in (now, reference)],
     )  # fmt: skip
@@ -210,8 +205,8 @@ def test_a_batch_in_which_nothing_teaches_makes_no_step() -> None:
     """verl leaves a step out whose gradient is not finite; after zeros AdamW would go on by its moments."""
     method, groups = groups_of("adpo")
     quiet = [t for _ in range(2) for t in groups[1].trajectories]
-    responses, uids = [t.tokens for t in quiet], [0] * 4 + [1] * 4
-    streams, _ = row_streams(method, [*map(as_plain, quiet)], responses, uids, [range(8)], LossConfig())
+    uids = [0] * 4 + [1] * 4
+    streams, _ = row_streams(method, [*map(Row, quiet)], uids, [range(8)], LossConfig())
     assert streams[WEIGHT].isnan().all()
 
 
@@ -221,24 +216,9 @@ def test_stages_of_a_method_go_on() -> None:
     method = make_method("score", first_stage=1, kl=0.01, first_kl=0.1)
     flat = [t for group in groups for t in group.trajectories]
     uids = [group.problem.id for group in groups for _ in group.trajectories]
-    found = [
-        row_streams(
-            method, [*map(as_plain, flat)], [t.tokens for t in flat], uids, [range(16)], LossConfig(), n
-        )
-        for n in (0, 1)
-    ]
+    found = [row_streams(method, [*map(Row, flat)], uids, [range(16)], LossConfig(), n) for n in (0, 1)]
     assert [figures["score/stage"] for _, figures in found] == [1, 2]
     assert [round(float(streams[KL_COEF].max()), 3) for streams, _ in found] == [0.1, 0.01]
-
-
-def test_a_trajectory_comes_back() -> None:
-    _, groups = groups_of("adapo")
-    for t in groups[2].trajectories:
-        back = as_trajectory(json.loads(json.dumps(as_plain(t))), t.tokens)
-        assert [(s.channel, s.author, s.turn, s.finish, s.tokens) for s in back.segments] == [
-            (s.channel, s.author, s.turn, s.finish, s.tokens) for s in t.segments
-        ]
-        assert (back.scores, back.rewards, back.lost) == (t.scores, t.rewards, t.lost)
 
 
 def test_groups_stay_together() -> None:
@@ -359,6 +339,14 @@ def test_the_configuration_of_a_recipe() -> None:
 def test_what_verl_cannot_do_is_refused(recipe: str, changes: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         verl_config(load_recipe(recipe, [*ENGINE, *changes]))
+
+
+def test_an_adapter_has_to_be_merged(tmp_path: Path) -> None:
+    """verl would look for a model in its folder."""
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "some/model"}')
+    recipe = load_recipe("adpo-digits", [*ENGINE, CREDIT, f"policy.path={tmp_path}"])
+    with pytest.raises(ConfigError, match="selfverify merge"):
+        verl_config(recipe)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import ray
 import torch
 import verl.utils.distributed
 import verl.workers.engine.fsdp.transformer_impl
+from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import (
     AutoConfig,
@@ -58,8 +59,15 @@ class GenerateServer:
     def ready(self):
         return True
 
-    def load(self, state, global_steps):
-        assert not self.model.load_state_dict(state, strict=False).unexpected_keys
+    def load(self, state, adapter, global_steps):
+        """Take all weights, or those of an adapter with these settings."""
+        if adapter is None:
+            found = self.model.load_state_dict(state, strict=False)
+        else:
+            if not hasattr(self.model, "peft_config"):
+                self.model = get_peft_model(self.model, LoraConfig(**adapter)).eval()
+            found = set_peft_model_state_dict(self.model, state)
+        assert not found.unexpected_keys
         self.steps = global_steps
 
     @torch.no_grad()
@@ -113,10 +121,10 @@ class GenerateRollout(BaseRollout):
     async def release(self):
         pass
 
-    async def update_weights(self, weights, global_steps=None, **more):
+    async def update_weights(self, weights, peft_config=None, global_steps=None, **more):
         pairs = [pair async for pair in weights] if hasattr(weights, "__aiter__") else weights
         state = {name: tensor.detach().float().cpu().clone() for name, tensor in pairs}
-        await ray.get_actor(self.server).load.remote(state, global_steps)
+        await ray.get_actor(self.server).load.remote(state, peft_config, global_steps)
 
 
 @CheckpointEngineRegistry.register("file")

@@ -1,4 +1,7 @@
-"""Writes down each step's rows as its credit gets them; ``VERL_USE_EXTERNAL_MODULES`` names this module."""
+"""Writes down each step's rows as its credit gets them, and an adapter as it begins.
+
+``VERL_USE_EXTERNAL_MODULES`` names this module.
+"""
 
 import os
 from pathlib import Path
@@ -6,7 +9,7 @@ from pathlib import Path
 import torch
 import transfer_queue
 
-from selfverify.integrations.verl import shared_engine
+from selfverify.integrations.verl import shared_engine, trainer
 from selfverify.integrations.verl.streams import FIELD, optimiser_batches
 from selfverify.integrations.verl.trainer import SelfVerifyMixin
 
@@ -22,13 +25,24 @@ def record(self, batch, metrics):
     actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
     rows = {name: [row.tolist() for row in data[name].unbind()] for name in names}
     rows |= {"uid": list(data["uid"]), "index": [int(index) for index in data["index"]]}
-    rows["plain"] = [extra[FIELD] for extra in data["extra_fields"]]
+    rows["trajectories"] = [extra[FIELD].trajectory for extra in data["extra_fields"]]
     rows["parts"] = optimiser_batches(len(rows["uid"]), self._ranks(), actor.ppo_mini_batch_size * rollout.n)
     torch.save(rows, Path(os.environ["SELFVERIFY_RECORD"]) / f"step-{self.global_steps}.pt")
     return found
 
 
 SelfVerifyMixin._compute_advantage = record
+prepare = trainer.prepare
+
+
+def prepare_and_save(worker, recipe):
+    prepare(worker, recipe)
+    if recipe.policy.lora is not None:
+        [actor] = [role.actor for role in worker.worker_dict.values()]
+        actor.engine.save_checkpoint(str(Path(os.environ["SELFVERIFY_RECORD"]) / "start"))
+
+
+trainer.prepare = prepare_and_save
 
 if "VERL_ENGINE_VENDOR" in os.environ:
     pack = shared_engine.pack

@@ -18,7 +18,7 @@ from selfverify.experiments.recipe import load_recipe, recipe_task
 from selfverify.experiments.registry import make_method
 from selfverify.integrations.verl import trainer
 from selfverify.integrations.verl.launch import VENDOR, verl_config
-from selfverify.integrations.verl.streams import CHOSEN, as_plain, row_streams
+from selfverify.integrations.verl.streams import CHOSEN, Row, row_streams
 from selfverify.policy.loading import resolve
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import score_tree
@@ -158,7 +158,7 @@ def test_all_scores_of_an_answer(sampled, monkeypatch, vendor):
     credits = [method.credit(group, valid_trajectories(group, False)) for group in rolled.groups]
     kept, _ = select(rolled, credits, True)
     streams, _ = row_streams(
-        method, [as_plain(t) for t in flat], [t.tokens for t in flat],
+        method, [Row(t) for t in flat],
         [group.problem.id for group in rolled.groups for _ in group.trajectories], [range(len(flat))],
         RECIPE.learner.loss, readings=readings,
     )  # fmt: skip
@@ -201,11 +201,8 @@ def test_pairs(sampled, monkeypatch):
     old = [row[: len(flat[i].tokens)] for i, row in zip(order, old_nr, strict=True)]
     ref = [fixed[i // 2][i % 2][: len(flat[i].tokens)] for i in order]
     names = [str(i // 2) for i in order]
-    plain = [as_plain(flat[i], i % 2) for i in order]
-    tokens = [flat[i].tokens for i in order]
-    streams, figures = row_streams(
-        method, plain, tokens, names, [range(6)], RECIPE.learner.loss, logprobs=[old, ref]
-    )
+    sides = [Row(flat[i], i % 2) for i in order]
+    streams, figures = row_streams(method, sides, names, [range(6)], RECIPE.learner.loss, logprobs=[old, ref])
     _, gradients = gradient_of(made, data, streams, old, monkeypatch)
     totals, own = own_gradient(policy, kept, objective="pairwise", reference=reference)
     assert totals.sums["pairs"] == 2 and figures["pairs/loss"] == pytest.approx(totals.sums["loss"], abs=1e-5)

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.experiments.looks.looks_files import write_looks
 
 from selfverify.core.trajectory import Group, valid_trajectories
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import build
-from selfverify.integrations.verl.streams import as_trajectory
 from selfverify.methods.base import Training
 from selfverify.objectives import UNTRAINED, surrogate, token_weights
+from selfverify.policy import adapters
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
 from selfverify.rollouts.score_reading import read_rollout_scores
@@ -72,15 +73,17 @@ def groups_of(rows, task, seed, step):
     found = []
     for uid in dict.fromkeys(rows["uid"]):
         own = [i for i, other in enumerate(rows["uid"]) if other == uid]
-        made = [as_trajectory(rows["plain"][i], rows["responses"][i]) for i in own]
+        made = [rows["trajectories"][i] for i in own]
         found.append((own, Group(task.problem("train", seed, rows["index"][own[0]]), made, step)))
     return found
 
 
 def learn_again(folder, recipe, records):
     """Our own trainer on the rollouts of verl's run, or on its own where nothing is sampled; returns its
-    policy and the figures of each step."""
+    policy and the figures of each step. An adapter begins as verl's has begun."""
     policy, task, method = build(recipe.model_copy(update={"engine": None}))
+    if recipe.policy.lora is not None:
+        adapters.load_weights(policy.model, folder / "start" / "huggingface")
     told = []
     training = Training(
         policy, task, method, recipe.learner, recipe.sampling, folder / "own", recipe.seed,
@@ -228,6 +231,48 @@ def test_adapo_on_two_ranks(tmp_path):
         assert found == (pytest.approx(sum(norms) / len(norms), rel=1e-4) if all(norms) else None)
     assert len(coefficients) > 1, "the problems' own coefficients of KL"
     compare(policy, tmp_path, recipe)
+
+
+@pytest.mark.slow
+def test_an_adapter(tmp_path):
+    """LoRA: the reference is the model below it, and servers get it alone. What is saved can be loaded, is
+    what verl's processes hold, and is what our own trainer makes of the same start."""
+    recipe = recipe_of(
+        tmp_path, ranks=2, policy={"path": "builtin:digits", "lora": {"rank": 4, "alpha": 8}},
+        task={"name": "digits-pick"}, method={"name": "grpo", "kl": 0.5},
+        sampling={"group_size": 4, "max_new_tokens": 48, "top_p": 1.0},
+        learner={"optim": OPTIM | {"learning_rate": 1e-2}},
+    )  # fmt: skip
+    figures, records = run_verl(tmp_path, recipe)
+    first, second = figures[1], figures[2]
+    assert first["actor/selfverify_kl_loss"] == 0.0 < second["actor/selfverify_kl_loss"]
+    old, sampler, reference = (
+        torch.tensor([value for row in records[1][name] for value in row])
+        for name in ("old_log_probs", "rollout_log_probs", "ref_log_prob")
+    )
+    assert (old - sampler).abs().max() < 1e-4 < 0.1 < (old - reference).abs().max()
+    policy, told = learn_again(tmp_path, recipe, records)
+    for ours, theirs in zip(told, (first, second), strict=True):
+        assert theirs["actor/grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-4)
+    actor = tmp_path / "run" / "checkpoints" / "global_step_2" / "actor"
+    saved = load_file(actor / "huggingface" / adapters.WEIGHTS_FILE)
+    shards = [torch.load(actor / f"model_world_size_2_rank_{n}.pt", weights_only=False) for n in range(2)]
+    for name, weight in saved.items():
+        held = [shard[name.replace(".weight", ".default.weight")].to_local() for shard in shards]
+        assert torch.equal(torch.cat(held), weight)
+    loaded = Policy.load(str(actor / "huggingface"), device="cpu").model.state_dict()
+    start = Policy.load("builtin:digits", device="cpu").model.state_dict()
+    apart = []
+    for name, weight in policy.model.state_dict().items():
+        if "lora_" in name:
+            assert torch.equal(loaded[name], saved[f"base_model.model.{name.replace('.default.', '.')}"])
+            apart.append((weight - loaded[name]).abs().flatten())
+        else:
+            assert torch.equal(loaded[name], start[name.replace(".base_layer.", ".")])
+    every = torch.cat(apart)
+    # AdamW moves a weight by its rate, 1e-2, whichever way a gradient near 0 points.
+    assert every.mean() < 1e-6 and every.quantile(0.999) < 1e-4
+    print(f"{len(apart)} tensors, apart {every.mean():.2g} on average, at most {every.max():.2g}")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""LoopResources on verl end as our own do, whatever their episodes and servers do; without Ray."""
+"""Conversations on verl end as our own do, whatever their episodes and servers do; without Ray."""
 
 import asyncio
 from concurrent.futures import Future
@@ -7,13 +7,14 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 from PIL import Image
+from transfer_queue.utils.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation
-from selfverify.core.trajectory import Finish
+from selfverify.core.trajectory import Finish, Segment, Trajectory
 from selfverify.experiments.recipe import load_recipe
 from selfverify.integrations.verl import loop
-from selfverify.integrations.verl.streams import FIELD
+from selfverify.integrations.verl.streams import FIELD, Row
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import rollout
@@ -106,10 +107,10 @@ def test_faults_of_episodes_end_conversations_as_ours(policy, fault, threads):
         PolicySampler(policy, SamplingConfig(max_new_tokens=48)), task, [task.problem("train", 0, 5)], [1], 1,
         open_episode=lambda problem, seed: Twice(fault), limits=RolloutLimits(turns=2, step_threads=threads),
     ).groups[0].trajectories[0]  # fmt: skip
-    plain = found.extra_fields[FIELD]
+    told = found.extra_fields[FIELD].trajectory
     lost = fault in ("awaited", "step")
     assert own.lost == lost == bool(found.extra_fields["reward_extra_info"]["lost"])
-    assert (plain["segments"][-1][4] == Finish.ERROR) == lost and plain["rewards"] == own.rewards
+    assert (told.finish == Finish.ERROR) == lost and told.rewards == own.rewards
     assert len(found.response_ids) == len(found.response_mask) == len(found.response_logprobs)
     assert found.reward_score == float(not lost)
 
@@ -138,14 +139,26 @@ def test_what_is_not_an_episodes_fault_is_named(policy):
     """A prompt that is too long is skipped; a server that fails ends the run."""
     words = words_of(policy, "<answer>1</answer>")
     skipped = held(Server(words), prompt_tokens=10)
-    assert "engine.prompt_tokens=10" in skipped.extra_fields[FIELD]["skipped"]
+    assert "engine.prompt_tokens=10" in skipped.extra_fields[FIELD].skipped
     assert skipped.response_mask == [0] and skipped.extra_fields["min_global_steps"] == 6
     fatal = held(Server(words, RuntimeError("the server is gone")))
-    assert "the server is gone" in fatal.extra_fields[FIELD]["fatal"]
+    assert "the server is gone" in fatal.extra_fields[FIELD].fatal
+
+
+def test_a_conversation_goes_through_verls_queue(policy):
+    """As it is, but for its images, which verl has already."""
+    found = held(Server(words_of(policy, "<answer>1</answer>"))).extra_fields[FIELD]
+    sent = MsgpackDecoder().decode(MsgpackEncoder().encode({FIELD: found}))[FIELD]
+    assert sent.trajectory == found.trajectory and sent.number == 1
+    assert not any(segment.images for segment in sent.trajectory.segments)
+    assert sent.trajectory.segments[0].logprobs and sent.trajectory.rewards == {"correct": 1.0}
+    shown = Segment("observation", [1], images=[Image.new("RGB", (4, 4))])
+    Row(Trajectory([shown]))
+    assert shown.images, "the conversation keeps its own"
 
 
 def test_a_mark_of_an_image_cuts_a_turn_off(policy):
     words = words_of(policy, "<answer>1</answer>")
     never = policy.suppressed_tokens[0]
     found = held(Server([*words[:3], never, *words[3:]]))
-    assert found.response_ids == words[:3] and found.extra_fields[FIELD]["segments"][-1][4] == Finish.LENGTH
+    assert found.response_ids == words[:3] and found.extra_fields[FIELD].trajectory.finish == Finish.LENGTH

@@ -224,7 +224,7 @@ class EngineConfig(Config):
         None,
         ge=1,
         description="The longest conversation behind its prompt, what environments show included; null is "
-        "the turns times `sampling.max_new_tokens`.",
+        "`episode.tokens`, or `sampling.max_new_tokens` where the model speaks once.",
     )
     shared_prefix: bool = Field(
         False,

@@ -16,10 +16,12 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
+from torch.nn.functional import pad
 from trl import GRPOTrainer
 
 from selfverify.agents.session import EnvironmentSession, PooledEnvironment, SharedPool
@@ -32,9 +34,7 @@ from selfverify.core.tags import channel_lengths, parse_tagged, token_ends
 from selfverify.core.trajectory import ANSWER, SCORE, Finish, Group, Segment, Trajectory
 from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.methods.metrics import group_metrics
-
-_READ = ("score", "answer_format", "score_format", "score_opened", "length", "truncated")
-"""The figures of a completion that each process tells the others."""
+from selfverify.trainer.batch import make_streams
 
 
 class ADPOTrainer(GRPOTrainer):
@@ -109,64 +109,51 @@ class ADPOTrainer(GRPOTrainer):
         if "tool_mask" in output:
             raise ConfigError("ADPOTrainer reads one answer and its score; environment text is not supported")
         ids, mask = output["completion_ids"], output["completion_mask"].bool()
-        read = torch.tensor([self._read(row[kept].tolist()) for row, kept in zip(ids, mask, strict=True)])
-        answers = read[:, _READ.index("length")].to(ids.device)
-        everyone = self.accelerator.gather(read.to(ids.device)).cpu()
-        advantages = self._advantages(everyone)
-        first = self.accelerator.process_index * len(ids)
-        answer, score = advantages[first : first + len(ids)].to(ids.device).unbind(1)
-        places = torch.arange(ids.shape[1], device=ids.device)
-        output["advantages"] = torch.where(places < answers[:, None], answer[:, None], score[:, None]).float()
+        own = [self._read(row[kept].tolist()) for row, kept in zip(ids, mask, strict=True)]
+        first = self.accelerator.process_index * len(own)
+        rows = self._advantages(gather_object(own))[first : first + len(own)]
+        padded = [pad(row, (0, ids.shape[1] - len(row))) for row in rows]
+        output["advantages"] = torch.stack(padded).to(ids.device)
         return output
 
-    def _read(self, tokens: list[int]) -> list[float]:
-        """Return the figures of `_READ` of one completion."""
+    def _read(self, tokens: list[int]) -> Trajectory:
+        """Return a completion as answer and score, without its reward."""
         text, ends = token_ends(self._tokenizer, tokens)
         stopped = bool(tokens) and tokens[-1] in self.eos_token_ids
         body = text[: ends[-2] if len(ends) > 1 else 0] if stopped else text
         tagged = parse_tagged(body, self.tags)
-        score = float("nan") if tagged.score is None else tagged.score
-        opened = tagged.score_start is not None
         length = channel_lengths(ends, tagged.score_start)
-        return [score, tagged.answer_ok, tagged.score_ok, opened, length, not stopped]
+        finish = Finish.STOP if stopped else Finish.LENGTH
+        formats = {
+            "answer_format": float(tagged.answer_ok),
+            "score_format": float(tagged.score_ok),
+            "score_opened": float(tagged.score_start is not None),
+        }
+        return Trajectory(
+            [Segment(ANSWER, tokens[:length]), Segment(SCORE, tokens[length:], finish=finish)],
+            {} if tagged.score is None else {"sampled": tagged.score},
+            formats,
+        )
 
-    def _advantages(self, read: Tensor) -> Tensor:
-        """Return the advantages of every completion's answer and score, ``[all, 2]``, times their weights."""
+    def _advantages(self, completions: list[Trajectory]) -> list[Tensor]:
+        """Return the advantages of every completion's tokens, times their weights."""
         training = self.model.training
         size = self.num_generations if training else self.num_generations_eval
         rewards = self._answer_rewards.cpu().double()
-        groups, found = [], []
-        for start in range(0, len(read), size):
-            rows = range(start, start + size)
+        groups, found = [], list[Tensor]()
+        for start in range(0, len(completions), size):
             total, judged = rewards[start : start + size].unbind(1)
-            group = Group(
-                Problem(str(start), []), [self._trajectory(read[i], judged[i - start]) for i in rows]
-            )
-            valid = ~total.isnan()
-            extra = (total - judged).nan_to_num()
-            credits = self.adpo.credit(group, valid, extra)
-            by_channel = {credit.channel: credit.advantage * credit.weight for credit in credits}
-            found.append(torch.stack([by_channel[ANSWER], by_channel[SCORE]], dim=1))
+            group = Group(Problem(str(start), []), completions[start : start + size])
+            for trajectory, value in zip(group.trajectories, judged.nan_to_num().tolist(), strict=True):
+                trajectory.rewards |= {"answer": value, "correct": float(value > 0.5)}
+            credits = self.adpo.credit(group, ~total.isnan(), (total - judged).nan_to_num())
+            streams = make_streams(cast(Any, None), group, credits)  # TRL has the prompt
+            found += (streams.advantage_gr * streams.weight_gr).unbind()
             groups.append(group)
         for name, value in group_metrics(groups).items():
             if name.startswith(("verification/", "reward/verification", "format/")):
                 self._metrics["train" if training else "eval"][f"adpo/{name}"].append(value)
-        return torch.cat(found)
-
-    @staticmethod
-    def _trajectory(read: Tensor, reward: Tensor) -> Trajectory:
-        row = dict(zip(_READ, read.tolist(), strict=True))
-        value = 0.0 if reward.isnan() else float(reward)
-        finish = Finish.LENGTH if row["truncated"] else Finish.STOP
-        return Trajectory(
-            [Segment(ANSWER, [], finish=finish)],
-            scores={} if row["score"] != row["score"] else {"sampled": row["score"]},
-            rewards={
-                "answer": value,
-                "correct": float(value > 0.5),
-                **{name: row[name] for name in ("answer_format", "score_format", "score_opened")},
-            },
-        )
+        return found
 
 
 Blocks = list[dict[str, Any]]

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import distributions
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -23,6 +24,7 @@ from selfverify.evaluation.evaluate import HeldOut
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, missing_packages, recipe_task, to_yaml
 from selfverify.experiments.registry import make_method
 from selfverify.methods.base import Method, Training
+from selfverify.policy.adapters import base_of
 from selfverify.policy.loading import packed_file, resolve
 from selfverify.tasks.base import Task
 
@@ -30,53 +32,10 @@ PLUGIN, SHARED = (f"selfverify.integrations.verl.{name}" for name in ("trainer",
 VENDOR = "selfverify"
 """The value of ``VERL_ENGINE_VENDOR`` with which verl takes our engine, which shares prompts."""
 
-_OPTION = "under engine.options write "
-_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-_NOT_THERE = (
-    "policy.vision_cache_mb", "policy.pixel_cache_mb", "policy.lora.dropout", "learner.optim.channel_rates",
-    "learner.log.channels_every",
-)  # fmt: skip
-REFUSED = {
-    **dict.fromkeys(_NOT_THERE, "verl has nothing like it; leave it out"),
-    **dict.fromkeys(("policy.server", "policy.device", "sampling.vllm"), "verl decides it; leave it out"),
-    "stopping": "our own trainer makes verifiers of when to stop",
-    "policy.logprob_chunk": f"{_OPTION}{_ACTOR}.entropy_from_logits_chunk_size",
-    "policy.prefill_chunk": f"{_OPTION}{_ROLLOUT}.max_num_batched_tokens",
-    "sampling.engine": f"verl's own servers sample; {_OPTION}{_ROLLOUT}.name",
-    "episode.rollout_timeout_s": "on verl each conversation goes by itself; set episode.step_timeout_s",
-    "learner.time_limit_s": "end the process from outside; --resume goes on from its newest checkpoint",
-    "learner.optim.name": "FSDP2 steps with adamw",
-    "learner.optim.channels": "verl has one optimizer for all channels; set joint",
-    "learner.checkpoint.best_metric": "verl keeps the newest checkpoints; `selfverify eval` measures them",
-    "learner.checkpoint.rollout_log": f"{_OPTION}trainer.rollout_data_dir",
-    "learner.log.every": "verl logs each step; leave it out",
-}
+_KEYS: dict[str, Any] = YAML(typ="safe").load(Path(__file__).with_name("keys.yaml"))
+REFUSED: dict[str, str] = _KEYS["refused"]
 """Settings that verl cannot heed, and what to do instead."""
-
-_VOID = {
-    _ACTOR: "policy_loss clip_ratio clip_ratio_c loss_agg_mode loss_scale_factor entropy_coeff kl_loss_coef "
-    "kl_loss_type tau_pos tau_neg shuffle freeze_vision_tower megatron veomni optim.lr_scheduler_type "
-    "optim.lr_warmup_steps optim.lr_warmup_steps_ratio optim.warmup_style optim.min_lr_ratio",
-    _ROLLOUT: "multi_turn calculate_log_probs",
-    "data": "seed sampler truncation filter_overlong_prompts prompt_key image_key train_max_samples "
-    "val_max_samples apply_chat_template_kwargs tool_config_path function_tool_path",
-    "reward": "custom_reward_function reward_model",
-    "trainer": "critic_warmup use_v1 resume_mode",
-}
-REPLACED = (
-    *(f"{section}.{name}" for section, names in _VOID.items() for name in names.split()),
-    *("algorithm", "critic", "distillation", "custom_reward_function", "reward_model"),
-)
-"""verl's keys that would change nothing, or not what they say: ours stands in their place."""
-
-_WHOLE = {"use_fused_kernels": False, "ulysses_sequence_parallel_size": 1, "pad_to_length": False}
-"""How the last parts of keys have to be, so that verl's engine hands whole rows of logits to the loss."""
-
-_SERVERS = (f"{_ROLLOUT}.nnodes", f"{_ROLLOUT}.checkpoint_engine.backend")
-"""Keys without which verl's asynchronous trainer does not start."""
-
-FREE = {f"{_ROLLOUT}.name", f"{_ROLLOUT}.load_format", f"{_ACTOR}.checkpoint.save_contents"}
-"""Keys that are set here, and that no setting of a recipe is about; ``engine.options`` may say otherwise."""
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
 def start(recipe: Recipe, resume: bool = False) -> None:
@@ -132,7 +91,7 @@ def verl_config(recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
     engine, task = recipe.engine or EngineConfig(), recipe_task(recipe)
     method = make_method(recipe.method.name, **recipe.method.options)
     faults = [f"{name}: {REFUSED[name]}" for name in _refused(recipe)]
-    if packed_file(recipe.policy.path):
+    if packed_file(recipe.policy.path) or base_of(resolve(recipe.policy.path)):
         faults.append(f"policy.path={recipe.policy.path}: `selfverify merge` makes a folder of it")
     if recipe.policy.dtype == "auto":
         faults.append("policy.dtype=auto: write float32 or bfloat16")
@@ -163,19 +122,23 @@ def verl_config(recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
     given = dict(_leaves(engine.options))
     share = int(given.get(f"{_ACTOR}.ulysses_sequence_parallel_size", 1))
     settled = _settled(recipe, engine, task, method, group, length, share)
-    if engine.mode == "async" and not {*_SERVERS} <= {name.lstrip("+") for name in given}:
-        faults.append(f"engine.mode=async: servers have GPUs of their own; {_OPTION}{' and '.join(_SERVERS)}")
+    servers = _KEYS["servers"]
+    if engine.mode == "async" and not {*servers} <= {name.lstrip("+") for name in given}:
+        faults.append(
+            "engine.mode=async: servers have GPUs of their own; under engine.options write "
+            f"{' and '.join(servers)}"
+        )
     if engine.mode == "async" and updates > 1:
         faults.append("engine.mode=async: each update has its own rollouts; set updates_per_rollout=1")
     for name, value in given.items():
         own = [key for key in settled if _within(key, name) or _within(name, key)]
-        if any(_within(name, key) for key in REPLACED):
+        if any(_within(name, key) for key in _KEYS["replaced"]):
             faults.append(f"engine.options: {name}: what the recipe says stands in its place")
-        elif method.config.reads_scores and _WHOLE.get(name.rpartition(".")[2], value) != value:
+        elif method.config.reads_scores and _KEYS["whole"].get(name.rpartition(".")[2], value) != value:
             faults.append(
                 f"engine.options: {name}: {method.name} learns from whole rows of logits; leave it out"
             )
-        elif name.lstrip("+") not in FREE and any(settled[key] != value for key in own):
+        elif name.lstrip("+") not in _KEYS["free"] and any(settled[key] != value for key in own):
             faults.append(f"engine.options: {name}: the recipe says {settled[own[0]]!r}; change it there")
     if faults:
         raise ConfigError("\n".join(faults))
@@ -210,85 +173,69 @@ def _settled(
     A problem has ``group`` rows. ``length`` is the longest conversation behind its prompt, ``share`` how many
     GPUs share its tokens.
     """
-    policy, sampling, exam = recipe.policy, recipe.sampling, recipe.evaluation
+    policy, exam = recipe.policy, recipe.evaluation
     nothing: Any = None  # a method's stages need no policy
-    stage = next(method.stages(Training(nothing, task, method, recipe.learner, sampling, recipe.folder)))
-    learner = stage.learner
-    batch, optim, steps = learner.batch, learner.optim, learner.steps
-    mini, longest = learner.groups_per_step // batch.updates_per_rollout, engine.prompt_tokens + length
+    given = nothing, task, method, recipe.learner, recipe.sampling, recipe.folder
+    learner = next(method.stages(Training(*given))).learner
+    told = dict(
+        _leaves(recipe.model_copy(update={"learner": learner, "engine": engine}).model_dump(mode="json"))
+    )
+    batch, longest = learner.batch, engine.prompt_tokens + length
     rows, low = batch.micro_batch_groups * group, policy.dtype == "bfloat16"
     tokens = min(batch.micro_batch_tokens or rows * longest, rows * longest)
-    held_out = 1  # verl wants one also where nothing is measured
+    computed, kept = "bf16" if low else "fp32", "bf16" if low and not policy.master_weights else "fp32"
+    model, reference = "actor_rollout_ref.model", "actor_rollout_ref.ref"
+    found = {name: told[setting] for name, setting in _KEYS["same"].items()} | {
+        # As text in which OmegaConf finds nothing to fill in.
+        "algorithm.selfverify": recipe.model_dump_json(exclude={"engine"}).replace("$", "\\u0024"),
+        "data.train_files": [f"train/{learner.steps * learner.groups_per_step}"],
+        "data.val_files": [f"{exam.split}/1"],  # verl wants one also where nothing is measured
+        "data.max_response_length": length,
+        "data.mm_processor_kwargs": policy.model_dump(
+            include={"min_pixels", "max_pixels"}, exclude_none=True
+        ),
+        "actor_rollout_ref.nccl_timeout": math.ceil(learner.process_timeout_s),
+        f"{model}.path": resolve(policy.path),
+        f"{_ACTOR}.ppo_mini_batch_size": learner.groups_per_step // batch.updates_per_rollout,
+        f"{_ACTOR}.ppo_max_token_len_per_gpu": max(tokens, -(-longest // share)),
+        f"{_ACTOR}.use_kl_loss": method.config.needs_reference,
+        f"{_ACTOR}.fsdp_config.model_dtype": kept,
+        f"{_ACTOR}.fsdp_config.mixed_precision.param_dtype": computed,
+        f"{_ACTOR}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        f"{reference}.fsdp_config.model_dtype": computed,
+        f"{reference}.fsdp_config.mixed_precision.param_dtype": computed,
+        f"{_ROLLOUT}.n": group,
+        f"{_ROLLOUT}.calculate_log_probs": method.objective == "surrogate",
+        "trainer.v1.trainer_mode": "selfverify" if engine.mode == "sync" else f"selfverify_{engine.mode}",
+        "trainer.save_freq": learner.checkpoint.every or learner.steps,
+        "trainer.default_local_dir": str((recipe.folder / "checkpoints").resolve()),
+        "trainer.logger": ["console", "file", *learner.log.trackers],
+        "trainer.test_freq": -1,
+    }
     if method.measured:
         held_out = HeldOut(recipe_task(recipe, measured=True), exam).total
-    sections: dict[str, dict[str, Any]] = {
-        "algorithm": {
-            "adv_estimator": "grpo",
-            # As text in which OmegaConf finds nothing to fill in.
-            "selfverify": recipe.model_dump_json(exclude={"engine"}).replace("$", "\\u0024"),
-        },
-        "data": {
-            "train_files": [f"train/{steps * learner.groups_per_step}"],
-            "val_files": [f"{exam.split}/{held_out}"],
-            "custom_cls.path": "pkg://selfverify.integrations.verl.loop",
-            "custom_cls.name": "ProblemDataset", "shuffle": False,
-            "train_batch_size": learner.groups_per_step,
-            "max_prompt_length": engine.prompt_tokens, "max_response_length": length,
-            "mm_processor_kwargs": policy.model_dump(include={"min_pixels", "max_pixels"}, exclude_none=True),
-        },
-        "actor_rollout_ref": {"nccl_timeout": math.ceil(learner.process_timeout_s)},
-        "actor_rollout_ref.model": {
-            "path": resolve(policy.path), "trust_remote_code": policy.trust_remote_code,
-            "enable_gradient_checkpointing": policy.gradient_checkpointing,
-            "enable_activation_offload": policy.activation_offload,
-            **({"use_remove_padding": False} if engine.shared_prefix else {}),
-        },
-        _ACTOR: {
-            "strategy": "fsdp2", "ppo_mini_batch_size": mini, "ppo_epochs": batch.inner_epochs,
-            "use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": max(tokens, -(-longest // share)),
-            "use_kl_loss": method.config.needs_reference,
-            "clip_ratio_low": learner.loss.clip_low, "clip_ratio_high": learner.loss.clip_high,
-            "grad_clip": optim.max_grad_norm, "optim.lr": optim.learning_rate,
-            "optim.betas": list(optim.betas), "optim.weight_decay": optim.weight_decay,
-            "fsdp_config.model_dtype": "bf16" if low and not policy.master_weights else "fp32",
-            "fsdp_config.mixed_precision.param_dtype": "bf16" if low else "fp32",
-            "checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
-        },
-        "actor_rollout_ref.ref": {
-            "fsdp_config.model_dtype": "bf16" if low else "fp32",
-            "fsdp_config.mixed_precision.param_dtype": "bf16" if low else "fp32",
-        },
-        _ROLLOUT: {
-            "name": "vllm", "n": group, "dtype": policy.dtype, "seed": recipe.seed,
-            "temperature": sampling.temperature, "top_p": sampling.top_p, "val_kwargs.n": exam.samples,
-            "val_kwargs.temperature": exam.temperature, "val_kwargs.top_p": exam.top_p,
-            "agent.default_agent_loop": "selfverify", "calculate_log_probs": method.objective == "surrogate",
-        },
-        "trainer": {
-            "v1.trainer_mode": "selfverify" if engine.mode == "sync" else f"selfverify_{engine.mode}",
-            "nnodes": engine.nodes, "n_gpus_per_node": engine.gpus_per_node, "total_training_steps": steps,
-            "save_freq": learner.checkpoint.every or steps,
-            "max_actor_ckpt_to_keep": learner.checkpoint.keep_last,
-            "test_freq": learner.log.evaluate_every or steps if method.measured else -1,
-            **({} if method.measured else {"val_before_train": False}),
-            "default_local_dir": str((recipe.folder / "checkpoints").resolve()),
-            "project_name": "selfverify", "experiment_name": recipe.name,
-            "logger": ["console", "file", *learner.log.trackers],
-        },
-    }  # fmt: skip
+        found["data.val_files"] = [f"{exam.split}/{held_out}"]
+        found["trainer.test_freq"] = learner.log.evaluate_every or learner.steps
+    else:
+        found["trainer.val_before_train"] = False
+    if engine.shared_prefix:
+        found[f"{model}.use_remove_padding"] = False
     if engine.mode == "async":
-        sections["trainer"]["v1.separate_async.parameter_sync_step"] = 1
+        found["trainer.v1.separate_async.parameter_sync_step"] = 1
     if policy.lora is not None:
         others = None if policy.train_vision else r".*(visual|vision|multi_modal|connector).*"
-        sections["actor_rollout_ref.model"] |= {
-            "lora_rank": policy.lora.rank, "lora_alpha": policy.lora.alpha, "exclude_modules": others,
-            "target_modules": policy.lora.targets or "all-linear",
-        }  # fmt: skip
-        sections[_ACTOR]["checkpoint.save_contents"].remove("hf_model")  # an adapter is saved in its place
-        sections[_ROLLOUT]["load_format"] = "safetensors"  # servers begin with the weights below the adapter
+        found |= {
+            f"{model}.lora_rank": policy.lora.rank,
+            f"{model}.lora_alpha": policy.lora.alpha,
+            f"{model}.exclude_modules": others,
+            f"{model}.target_modules": policy.lora.targets or "all-linear",
+            # An adapter is saved in the model's place, and servers begin with the weights below it.
+            f"{_ACTOR}.checkpoint.save_contents": ["model", "optimizer", "extra"],
+            f"{_ROLLOUT}.load_format": "safetensors",
+        }
     if task.limits.concurrent is not None:
-        sections[_ROLLOUT]["agent.num_workers"] = 1  # each process counts what it holds itself
-    return {f"{top}.{name}": value for top, leaves in sections.items() for name, value in leaves.items()}
+        found[f"{_ROLLOUT}.agent.num_workers"] = 1  # each process counts what it holds itself
+    return _KEYS["fixed"] | found
 
 
 def _within(name: str, section: str) -> bool:

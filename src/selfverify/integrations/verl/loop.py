@@ -24,7 +24,7 @@ from selfverify.core.problem import Problem, Split
 from selfverify.core.trajectory import OBSERVATION, Finish, Segment, Trajectory
 from selfverify.experiments.recipe import Recipe, recipe_task
 from selfverify.experiments.registry import make_method
-from selfverify.integrations.verl.streams import FIELD, as_plain
+from selfverify.integrations.verl.streams import FIELD, Row
 from selfverify.policy.decoding import Sample, derived_seed
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.kv_sessions import KVSession
@@ -48,13 +48,12 @@ class ProblemDataset(Dataset[dict[str, Any]]):
 
     Args:
         data_files: One text ``SPLIT/COUNT``, which stands in the place of a file.
-        max_samples: Use so many problems at most; -1 for all.
         about: Not used: prompts are written in the agent loop.
     """
 
-    def __init__(self, data_files: Sequence[str], max_samples: int = -1, **about: Any) -> None:
+    def __init__(self, data_files: Sequence[str], **about: Any) -> None:
         self.split, _, count = data_files[0].partition("/")
-        self.count = int(count) if max_samples < 0 else min(int(count), max_samples)
+        self.count = int(count)
 
     def __len__(self) -> int:
         return self.count
@@ -247,7 +246,7 @@ class EpisodeLoop(AgentLoopBase):
             metrics={},
             multi_modal_data={"images": images} if images else {},
             extra_fields={
-                FIELD: as_plain(trajectory, session, **faults),
+                FIELD: Row(trajectory, session, **faults),
                 "reward_extra_info": {"acc": correct, "lost": lost, **trajectory.rewards},
                 "min_global_steps": min(versions),
                 "max_global_steps": max(versions),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from selfverify.core.problem import Problem
 from selfverify.core.score_tokens import ScoreReading
 from selfverify.core.trainer_config import LossConfig
-from selfverify.core.trajectory import Finish, Group, Segment, Trajectory, valid_trajectories
+from selfverify.core.trajectory import Group, Trajectory, valid_trajectories
 from selfverify.methods.base import Method
 from selfverify.objectives import UNTRAINED, pairwise, token_weights
 from selfverify.rollouts.rollout import Rollout
@@ -21,7 +22,7 @@ from selfverify.rollouts.score_reading import keep_reading
 from selfverify.trainer.batch import TokenStreams, pair_weights, select, stack_choices
 
 FIELD = "selfverify"
-"""The name in ``AgentLoopOutput.extra_fields`` under which a row carries its conversation."""
+"""The name in ``AgentLoopOutput.extra_fields`` under which a row carries its `Row`."""
 
 ADVANTAGE, KL_COEF, WEIGHT = "selfverify_advantage", "selfverify_kl_coef", "selfverify_weight"
 """Names of the streams. The weights are final: an optimiser batch's loss is the sum of weight x loss over its
@@ -34,37 +35,27 @@ CHOSEN = PLACE, ALTERNATIVES, SHARE, WORTH = tuple(
 the response, ``[N, M]``, and ``[N, M, K]`` ids, probabilities (0 is padding) and weighted advantages."""
 
 
-def as_plain(trajectory: Trajectory, number: int = 0, **more: str) -> dict[str, Any]:
-    """Return what of a trajectory credit needs as JSON. The tokens themselves are verl's ``responses``.
+class Row:
+    """A conversation on its way through verl, which has its images apart.
+
+    It is no dataclass: verl's queue would hand over a dictionary in its place.
 
     Args:
-        trajectory: The trajectory.
+        trajectory: The conversation.
         number: Its place in its group.
-        more: ``skipped``, why the problem cannot be used, or ``fatal``, why the run cannot go on.
+        skipped: Why the problem cannot be used; empty where it can.
+        fatal: Why the run cannot go on; empty where it can.
     """
-    segments = [
-        [s.channel, s.author, len(s.tokens), s.turn, None if s.finish is None else str(s.finish)]
-        for s in trajectory.segments
-    ]
-    known = trajectory.parsed is not None
-    about = {"scores": dict(trajectory.scores), "rewards": dict(trajectory.rewards), "known": known}
-    return {"number": number, "segments": segments, **about, **more}
 
-
-def as_trajectory(plain: dict[str, Any], tokens: Sequence[int]) -> Trajectory:
-    """Return the trajectory of which `as_plain` was made."""
-    segments, start = [], 0
-    for channel, author, count, turn, finish in plain["segments"]:
-        own, ended = list(tokens[start : start + count]), None if finish is None else Finish(finish)
-        segments.append(Segment(channel, own, author=author, turn=turn, finish=ended))
-        start += count
-    return Trajectory(segments, dict(plain["scores"]), dict(plain["rewards"]), plain["known"] or None)
+    def __init__(self, trajectory: Trajectory, number: int = 0, skipped: str = "", fatal: str = "") -> None:
+        segments = [replace(segment, images=[]) for segment in trajectory.segments]
+        self.trajectory = replace(trajectory, segments=segments)
+        self.number, self.skipped, self.fatal = number, skipped, fatal
 
 
 def row_streams(
     method: Method,
-    rows: Sequence[dict[str, Any] | None],
-    responses: Sequence[Sequence[int]],
+    rows: Sequence[Row | None],
     uids: Sequence[Any],
     batches: Sequence[Sequence[int]],
     loss: LossConfig,
@@ -80,8 +71,7 @@ def row_streams(
 
     Args:
         method: Gives credit to whole groups.
-        rows: N conversations (`as_plain`); None for rows that verl has added as padding.
-        responses: The tokens of each.
+        rows: N conversations; None for rows that verl has added as padding.
         uids: For each row the name of its group.
         batches: The rows of each optimiser batch; denominators are taken over each.
         loss: The denominator, and which trajectories and groups take part.
@@ -93,19 +83,19 @@ def row_streams(
         The streams, ``[N, R]`` each, with those of alternatives where scores are read, and the step's
         figures.
     """
-    shape = len(rows), max(map(len, responses))
+    known = {number: row for number, row in enumerate(rows) if row is not None}
+    # A conversation without a token has one in verl, as has padding.
+    shape = len(rows), max(1, *(len(row.trajectory.tokens) for row in known.values()))
     channel_nr = torch.full(shape, UNTRAINED)
     advantage_nr, kl_nr, loss_nr, weight_nr = (torch.zeros(shape) for _ in range(4))
     members: dict[Any, list[int]] = {}
-    for number, (uid, row) in enumerate(zip(uids, rows, strict=True)):
-        if row is not None and "skipped" not in row:
-            members.setdefault(uid, []).append(number)
+    for number, row in sorted(known.items(), key=lambda item: item[1].number):
+        if not row.skipped:
+            members.setdefault(uids[number], []).append(number)
     if logprobs:  # a side that verl has lost takes its pair along
         members = {uid: own for uid, own in members.items() if len(own) == 2}
-    for own in members.values():
-        own.sort(key=lambda row: (rows[row] or {})["number"])
     groups = [
-        Group(Problem(str(uid), []), [as_trajectory(rows[i] or {}, responses[i]) for i in own], step)
+        Group(Problem(str(uid), []), [known[number].trajectory for number in own], step)
         for uid, own in members.items()
     ]
     for own, group in zip(members.values(), groups, strict=True):
@@ -134,7 +124,7 @@ def row_streams(
         "groups/kept": float(len(kept)),
         **{f"groups/{reason}": float(dropped[reason]) for reason in ("zero_advantage", "all_invalid")},
         "lost": sum(lost) / max(len(lost), 1),
-        "skipped": float(sum(row is not None and "skipped" in row for row in rows)),
+        "skipped": float(sum(bool(row.skipped) for row in known.values())),
     }
     found = {ADVANTAGE: advantage_nr, KL_COEF: kl_nr, WEIGHT: weight_nr}
     return found | (_choice_streams(kept, places, channel_nr, batches) if readings else {}), figures

@@ -34,7 +34,7 @@ from selfverify.integrations.verl.streams import (
     KL_COEF,
     SHARE,
     WEIGHT,
-    as_trajectory,
+    Row,
     in_groups,
     optimiser_batches,
     row_streams,
@@ -211,8 +211,9 @@ def read_scores(
     [actor] = [role.actor for role in worker.worker_dict.values()]
     names = ["prompts", "responses", "input_ids", "position_ids", "loss_mask", "multi_modal_inputs"]
     data = transfer_queue.kv_batch_get(keys=keys, partition_id=partition, select_fields=names)
-    upstream.mend_position_ids(data)
     data["start"], data["row"] = torch.tensor(starts), torch.arange(len(keys))
+    scored_m = (data["start"] >= 0).nonzero()[:, 0]
+    before_m = _before(data, scored_m), data["responses"].offsets()[scored_m] - 1
     found: list[Shares] = [{} for _ in keys]
 
     def look(data: Any = None, student_logits: Any = None, index: Any = None, **about: Any) -> Any:
@@ -230,21 +231,13 @@ def read_scores(
 
     learnt = actor.loss_fn
     for path in tree.paths():
-        asked, begun = data.copy(), torch.tensor([*path, 0])  # what follows is not read
-        rows = list(zip(*(data[name].unbind() for name in names[:4]), strict=True))
-        for n, ((prompt, response, _, position), start) in enumerate(zip(rows, starts, strict=True)):
-            if start >= 0:  # whatever was written, the model has begun to write the branching's scores
-                response, end = torch.cat([response[:start], begun]), len(prompt) + start
-                more = position[..., end - 1 : end] + 1 + torch.arange(len(begun))
-                position = torch.cat([position[..., :end], more], -1)
-            rows[n] = prompt, response, torch.cat([prompt, response]), position
-        for name, column in zip(names, zip(*rows, strict=True), strict=False):  # the others stay
-            asked[name] = tensordict_utils.nested_tensor_from_tensor_list(list(column), column[0].dim())
-        longest = int(asked["input_ids"].offsets().diff().max())
-        most = max(actor.engine_config.infer_max_token_len_per_gpu or 0, longest)
-        tensordict_utils.assign_non_tensor(
-            asked, temperature=temperature, distillation_use_topk=True, max_token_len_per_gpu=most
-        )
+        asked = data.copy()
+        # Whatever was written, the model has begun to write these scores; it has not seen what follows.
+        for name, first_m in zip(("input_ids", "responses"), before_m, strict=True):
+            ids, place_m = data[name].values().clone(), first_m + data["start"][scored_m]
+            ids[place_m[:, None] + 1 + torch.arange(len(path))] = torch.tensor(path, dtype=ids.dtype)
+            asked[name] = torch.nested.nested_tensor_from_jagged(ids, data[name].offsets())
+        tensordict_utils.assign_non_tensor(asked, temperature=temperature, distillation_use_topk=True)
         branches = {at: [*node.children] for at, node in tree.branchings() if path[: len(at)] == at}
         actor.loss_fn = look
         try:
@@ -302,32 +295,30 @@ class SelfVerifyMixin:
         """
         where = {"keys": batch.keys, "partition_id": batch.partition_id}
         known = ["old_log_probs", "ref_log_prob"] if self.compares else []
-        fields = ["uid", "responses", "response_mask", "extra_fields", *known]
+        fields = ["uid", "response_mask", "extra_fields", *known]
         data = transfer_queue.kv_batch_get(select_fields=fields, **where)
-        rows = [
+        rows: list[Row | None] = [
             None if tag.get("is_padding", False) else extra[FIELD]
             for tag, extra in zip(batch.tags, list(data["extra_fields"]), strict=True)
         ]
         config: Any = self.config  # type: ignore[attr-defined]
         real, groups = [row for row in rows if row is not None], config.data.train_batch_size
         asked = groups * config.actor_rollout_ref.rollout.n
-        if fatal := [row["fatal"] for row in real if "fatal" in row]:
+        if fatal := [row.fatal for row in real if row.fatal]:
             raise SelfVerifyError(f"{len(fatal)} of {len(real)} conversations cannot be held: {fatal[0]}")
         if self.MODE == "sync" and len(real) < asked:
             raise SelfVerifyError(f"{asked - len(real)} of {asked} conversations failed in verl; see its log")
-        if all("skipped" in row for row in real):
-            raise DataError(f"no problem of this step can be used; the last: {real[-1]['skipped']}")
+        if all(row.skipped for row in real):
+            raise DataError(f"no problem of this step can be used; the last: {real[-1].skipped}")
         size = config.actor_rollout_ref.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
-        responses = [response.tolist() for response in data["responses"].unbind()]
         streams, figures = row_streams(
             self.method,
             rows,
-            responses,
             list(data["uid"]),
             optimiser_batches(len(rows), self._ranks(), size),
             self.recipe.learner.loss,
             self.global_steps - 1,  # type: ignore[attr-defined]
-            self._readings(batch, rows, responses) if self.method.config.reads_scores else None,
+            self._readings(batch, rows) if self.method.config.reads_scores else None,
             [data[name].unbind() for name in known],
         )
         metrics.update({f"selfverify/{name}": value for name, value in figures.items()})
@@ -339,16 +330,14 @@ class SelfVerifyMixin:
         }
         return transfer_queue.kv_batch_put(fields=TensorDict(nested, batch_size=len(batch)), **where)
 
-    def _readings(
-        self, batch: Any, rows: Sequence[dict[str, Any] | None], responses: Sequence[Sequence[int]]
-    ) -> list[ScoreReading | None]:
+    def _readings(self, batch: Any, rows: Sequence[Row | None]) -> list[ScoreReading | None]:
         """Let the workers read the scores of a rollout's rows."""
         tree, workers = score_tree(self.tokenizer), self.actor_rollout_wg  # type: ignore[attr-defined]
-        heads = [
-            None if row is None else before_score(as_trajectory(row, tokens))
-            for row, tokens in zip(rows, responses, strict=True)
-        ]
-        starts = [-1 if head is None else len(head) for head in heads]
+        starts, longest = [-1] * len(rows), max(map(len, tree.paths()))
+        for number, row in enumerate(rows):
+            head = None if row is None else before_score(row.trajectory)
+            if row is not None and head is not None and len(row.trajectory.tokens) > len(head) + longest:
+                starts[number] = len(head)
         ranks, size = workers._dispatch_info["actor"], len(rows) // self._ranks()
         temperature = self.config.actor_rollout_ref.rollout.temperature  # type: ignore[attr-defined]
         asked = []
