@@ -25,7 +25,7 @@ from selfverify.tasks.math_numbers import (
 _PLAIN = {ord(sign): plain for plain, signs in TABLES["characters"].items() for sign in signs}
 _COMMANDS = {name: plain for plain, names in TABLES["commands"].items() for name in names}
 _STYLES = re.compile(
-    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mathtt|mbox|hbox|operatorname|emph|bm|boldsymbol|"
+    r"\\(?:text|textbf|textit|textrm|ce|mathrm|mathbf|mathit|mathsf|mathtt|mbox|hbox|operatorname|emph|bm|boldsymbol|"
     r"underline|(?:text)?color\s*\{\w*\})\s*\{([^{}]*(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}[^{}]*)*)\}"
 )
 """A style with its text, in which braces stand in braces at most twice."""
