@@ -7,9 +7,9 @@ Columns are found by name (`COLUMNS`), the first that is filled counts:
   image and options in a file without such a column (MMMU-Pro's vision part)
 - answer: ``answer_option``, ``answer``, ``ground_truth``, ``solution`` (its ``<answer>`` if it has one), else
   the model's turn
-- options: ``A``, ``B``, ... (VLMEvalKit), ``option_a``, ``option_b``, ..., or ``options`` / ``choices`` / ``option``, a dictionary or a list,
-  also as text, or a text with letters (``A. 4; B. 3``, We-Math); the answer to them is a letter, also ``(A)``
-  (BLINK), a text, or in some files a place
+- options: ``A``, ``B``, ... (VLMEvalKit), ``option_a``, ``option_b``, ..., or ``options`` / ``choices`` /
+  ``option``, a dictionary or a list, also as text, or a text with letters (``A. 4; B. 3``, We-Math); the
+  answer to them is a letter, also ``(A)`` (BLINK), a text, or in some files a place
 - images: ``images``, ``decoded_image``, ``image``, ``image_urls``, ``image_1`` ... ``image_9``,
   ``image_path``, or a ``file_name`` that names a picture
 """

@@ -144,8 +144,8 @@ def read(text: str, unit: str = "") -> Value | None:
 def _read(parts: Parts, unit: str = "") -> Value | None:
     if not parts:
         return None
-    if len(parts) == 1 and parts[0].kind == "clock":
-        return Label(_clock(parts[0].text))
+    if len(parts) == 1 and parts[0].kind in ("clock", "number"):
+        return Label(_clock(parts[0].text)) if parts[0].kind == "clock" else _single(parts, unit)
     if parts[0].text.isupper() and _around(parts[1:]) == "()":  # a point
         inner = _read(parts[1:], unit)
         return Named(parts[0].text, inner) if isinstance(inner, Items) else _single(parts, unit)
