@@ -300,7 +300,7 @@ def _key(found: Value, precision: int | None, value: str | float | None = None) 
         case Expression():
             if value is not None:
                 return _number_key(float(value), precision)
-            known = math.isfinite(found.value) and not found.equation
+            known = abs(found.value) < math.inf and not found.equation
             return f"={_number_key(found.value, None)}" if known else found.latex
 
 

@@ -194,6 +194,7 @@ _OPERATORS |= dict.fromkeys(("\\pm", "\\mp", "\\cup", "\\cap", "\\setminus"), la
 _SIGNS = {*_OPERATORS, *CLOSING, "\\cdot", "\\times", "\\circ", "\\le", "\\ge", "\\ne", "\\approx", "\\in"}
 _CALLED, _INDEX = "fghFGHP", math.sqrt(3)
 """Letters that are functions before brackets; what makes a number of its own of a letter with an index."""
+_GREEK = {f"\\{name}" for name in TABLES["greek"].split()}
 COSTLY = "!"
 """A sign of expressions that would keep math-verify busy for seconds or take gigabytes."""
 
@@ -268,7 +269,7 @@ class Algebra:
         while taken := self._take("+", "-", *(("\\pm", "\\mp") if self.letters else ())):
             sign *= {"+": 1, "-": -1}.get(taken, math.nan)
         value = self._power()
-        return value if sign == 1 else value * sign
+        return value if sign == 1 else _compute(operator.mul, value, sign)
 
     def _power(self) -> Exact:
         sums = self._sums
@@ -364,11 +365,12 @@ class Algebra:
             index = self._argument()
         elif len(letters) == 1 and self._next().isdecimal() and not self.rest[-1].spaced:
             index = Fraction(self.rest.pop().text)  # x1
-        if letters[0] in _CALLED and self._next() == "(":
+        called = letters[0] in _CALLED and self._next() == "("
+        if called or (part.kind == "command" and part.text not in _GREEK):
             return math.nan
         # Any numbers would do of which no short expression makes another's.
         own = math.prod(1 + zlib.crc32(sign.encode()) / 2**32 for sign in letters)
-        return own * float(1 + index * _INDEX)
+        return own * float(1 + _compute(operator.mul, index, _INDEX))
 
     def _fraction(self) -> Exact:
         return _compute(operator.truediv, self._argument(), self._argument())
