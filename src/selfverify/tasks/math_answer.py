@@ -115,7 +115,7 @@ def _compare_named(gold: Value, own: Value, target: Target) -> Comparison:
     return min(told, key=lambda one: ("right", "ask", "wrong").index(one.verdict))
 
 
-_LOOSE = {"": ("", "{}"), "{}": ("", "{}"), "()": ("", "()")}
+_LOOSE: dict[str, tuple[str, ...]] = {"": ("", "{}"), "{}": ("", "{}"), "()": ("", "()")}
 _LOOSE |= {"-": ("-", "~"), ":": (":", "~"), "~": ("-", ":", "~")}
 """The brackets, and the signs that join, which an answer may have instead of the target's."""
 
@@ -300,7 +300,7 @@ def _key(found: Value, precision: int | None, value: str | float | None = None) 
         case Expression():
             if value is not None:
                 return _number_key(float(value), precision)
-            known = abs(found.value) < math.inf and not found.equation
+            known = -math.inf < found.value < math.inf and not found.equation
             return f"={_number_key(found.value, None)}" if known else found.latex
 
 

@@ -76,6 +76,7 @@ def plain(text: str) -> str:
         for bracket in ("{bmatrix}", "{Bmatrix}"):
             text = text.replace(bracket, "{pmatrix}")
         text = text.replace("^{\\circ}", "^\\circ ").replace("\\circ  ", "\\circ ")
+        text = text.replace("^{'}", "'").replace("^{''}", "''").replace("^'", "'")
     return text.replace("~", " ").replace("{,}", ",").strip().rstrip("\\ ")
 
 
