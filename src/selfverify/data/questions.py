@@ -7,9 +7,9 @@ Columns are found by name (`COLUMNS`), the first that is filled counts:
   image and options in a file without such a column (MMMU-Pro's vision part)
 - answer: ``answer_option``, ``answer``, ``ground_truth``, ``solution`` (its ``<answer>`` if it has one), else
   the model's turn
-- options: ``A``, ``B``, ... (VLMEvalKit), or ``options`` / ``choices`` / ``option``, a dictionary or a list,
-  also as text, or a text with letters (``A. 4; B. 3``, We-Math); the answer to them is a letter, also ``(A)``
-  (BLINK), a text, or in some files a place
+- options: ``A``, ``B``, ... (VLMEvalKit), ``option_a``, ``option_b``, ..., or ``options`` / ``choices`` /
+  ``option``, a dictionary or a list, also as text, or a text with letters (``A. 4; B. 3``, We-Math); the
+  answer to them is a letter, also ``(A)`` (BLINK), a text, or in some files a place
 - images: ``images``, ``decoded_image``, ``image``, ``image_urls``, ``image_1`` ... ``image_9``,
   ``image_path``, or a ``file_name`` that names a picture
 """
@@ -56,7 +56,7 @@ COLUMNS = {
     "id": ("id", "index", "idx", "question_id", "pid", "sample_index", "problem_id", "ID"),
     "images": ("images", "decoded_image", "image", "image_urls", "image_1", "image_path", "file_name"),
     "question": ("question", "problem", "conversations"),
-    "options": ("A", "options", "choices", "option"),
+    "options": ("A", "option_a", "option_A", "options", "choices", "option"),
     "answer": ("answer_option", "answer", "ground_truth", "solution", "conversations"),
     "box": ("bbox_x1", "bbox_x1_norm", "box", "bbox", "bbox_2d", "solution", "answer", "conversations"),
     "category": (
@@ -77,6 +77,7 @@ HUMAN, MODEL = ("human", "user"), ("gpt", "assistant")
 IN_IMAGE = "Answer the question in the image."
 THINK_TAG = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 LETTERS = string.ascii_uppercase
+_LETTER_COLUMNS = {letter: (letter, f"option_{letter.lower()}", f"option_{letter}") for letter in LETTERS}
 OPTIONS = 'a list of texts, {"A": text, ...}, or a text A. ...; B. ...'
 """The forms of options."""
 _MARKED = re.compile(r"\(?([A-Z])[.):：、．]+\s*(.*)", re.DOTALL)
@@ -199,7 +200,8 @@ def _told(record: Record, field: str, found: Any) -> Any:
 
 
 def _options(record: Record) -> dict[str, str] | None:
-    given = {letter: record[letter] for letter in LETTERS if filled(record.get(letter))}
+    given = {letter: first(record, *names) for letter, names in _LETTER_COLUMNS.items()}
+    given = {letter: option for letter, option in given.items() if option is not None}
     found = None if given else first(record, "options", "choices", "option")
     if found is not None and found not in ("None", "[]"):
         lettered = _lettered(found) if isinstance(found, str) else None

@@ -10,6 +10,7 @@ It is not asked about letters, rare commands and huge powers that the target doe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Context, Decimal
@@ -114,8 +115,9 @@ def _compare_named(gold: Value, own: Value, target: Target) -> Comparison:
     return min(told, key=lambda one: ("right", "ask", "wrong").index(one.verdict))
 
 
-_LOOSE = {"": ("", "{}"), "{}": ("", "{}"), "()": ("", "()")}
-"""The brackets that an answer may have instead of the target's."""
+_LOOSE: dict[str, tuple[str, ...]] = {"": ("", "{}"), "{}": ("", "{}"), "()": ("", "()")}
+_LOOSE |= {"-": ("-", "~"), ":": (":", "~"), "~": ("-", ":", "~")}
+"""The brackets, and the signs that join, which an answer may have instead of the target's."""
 
 
 def _compare_items(gold: Value, own: Value, target: Target) -> Comparison:
@@ -127,7 +129,7 @@ def _compare_items(gold: Value, own: Value, target: Target) -> Comparison:
     opened, kind = (value.kind if isinstance(value, Items) else "" for value in (gold, own))
     named = has_names(golds)
     agree = kind in _LOOSE.get(opened, (opened,))
-    if len(opened) in (0, 2) and len(kind) == 2 and opened != "{}":
+    if len(opened) in (0, 2) and len(kind) == 2 and "{}" not in (opened, kind):
         agree |= target.kind == "list" or (not opened and (named or len(golds) == 1))
     agree |= {opened, kind} <= {"", "{}", "\\cup"} and not any(isinstance(v, Named) for v in (*golds, *owns))
     if not agree and not (target.kind == "list" and not kind and len(opened) == 2):
@@ -292,11 +294,14 @@ def _key(found: Value, precision: int | None, value: str | float | None = None) 
             return _key(found.value, precision, value)
         case Items():
             keys = [_key(item, precision) for item in found.items]
-            kind = found.kind or ("()" if has_names(found.items) else "{}")
+            kind = found.kind.replace("~", "-") or ("()" if has_names(found.items) else "{}")
             joined = ",".join(sorted(keys) if kind in ("{}", "\\cup", "\\cap") else keys)
             return f"{kind[0]}{joined}{kind[1]}" if len(kind) == 2 else f"{kind}({joined})"
         case Expression():
-            return found.latex if value is None else _number_key(float(value), precision)
+            if value is not None:
+                return _number_key(float(value), precision)
+            known = -math.inf < found.value < math.inf and not found.equation
+            return f"={_number_key(found.value, None)}" if known else found.latex
 
 
 def _number_key(value: Exact, precision: int | None, percent: bool = False) -> str:

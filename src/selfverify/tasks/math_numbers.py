@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -26,9 +27,9 @@ TABLES: dict[str, Any] = YAML(typ="safe").load(Path(__file__).with_name("math_ta
 _TOKEN = re.compile(
     r"(?P<clock>(?<![\d:.])(?:(?:[01]?\d|2[0-3])(?::[0-5]\d){1,2}(?![\d:])(?:\s*[AaPp]\.?\s*[Mm](?![A-Za-z])\.?)?"
     r"|1?\d\s*[AaPp]\.?\s*[Mm](?![A-Za-z])\.?))"
-    r"|(?P<number>(?:(?<![_^])[1-9]\d{0,2}(?P<group>[,'_ ])\d{3}(?:(?P=group)\d{3})*(?!\d)|\d+)"
-    r"(?:\.(?:\d+|(?=\\overline)|(?!\d)))?|\.\d+)(?:(?<=[\d.])[eE](?P<e>[+-]?\d{1,4})(?![\w.]))?"
-    r"|(?P<word>[A-Za-z]+'*|平方|立方|[一-鿿]+)|(?P<command>\\(?:[A-Za-z]+|.))|(?P<other>\*\*|[<>!:]=|\S)",
+    r"|(?P<number>(?:(?:(?<![_^])[1-9]\d{0,2}(?P<group>[,'_ ])\d{3}(?:(?P=group)\d{3})*(?!\d)|\d+)"
+    r"(?:\.\d*(?:\(\d+\)|\\overline *\{\d+\})?)?|\.\d+)(?:(?<=[\d.])[eE](?P<e>[+-]?\d{1,4})(?![\w.]))?)"
+    r"|(?P<word>[A-Za-z]+'*|平方|立方|[一-鿿]+)|(?P<command>\\(?:[A-Za-z]+|.))|(?P<other>\*\*|''|[<>!:]=|\S)",
     re.ASCII,
 )
 OPENING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
@@ -61,11 +62,10 @@ def tokens(text: str) -> tuple[Token, ...]:
     """
     found, end, depth, fits = [], 0, 0, True
     for match in _TOKEN.finditer(text):
-        kind = match.lastgroup if match.lastgroup not in ("e", "group") else "number"
         written = match.group()
         depth -= written in CLOSING
         fits &= 0 <= depth <= DEEPEST
-        found.append(Token(kind or "other", written, match.start() > end, depth, match["e"]))
+        found.append(Token(match.lastgroup or "other", written, match.start() > end, depth, match["e"]))
         depth += written in OPENING
         end = match.end()
     if found and (depth or not fits):
@@ -95,7 +95,9 @@ HEDGES, DENIALS = frozenset(TABLES["hedges"]), frozenset(TABLES["denials"])
 """Words that add something to an answer, and words that take it back."""
 CHANGES = HEDGES | {*TABLES["changes"].split()}
 """Words behind a number that make another number or no answer of it: "3 dozens" and "3 or more cats"."""
-_NO_NOUNS = CHANGES | DENIALS | {"of", "this", "thus"}
+_NUMERALS = {word + end for word in TABLES["numerals"].split() for end in ("", "s", "es")}
+_NO_NOUNS = CHANGES | DENIALS | _NUMERALS | {"of", "this", "thus"}
+_SHORT_NOUNS = frozenset(TABLES["short_nouns"].split())
 
 Unit = tuple[tuple[str, int], ...]
 """Base units with their powers, sorted: ``(("h", -1), ("km", 1))``."""
@@ -134,7 +136,7 @@ def read_unit(parts: Sequence[Token]) -> Unit | None:
             if name == "°" and texts and (scale := _SCALES.get(texts[0], _SCALES.get(texts[0].lower()))):
                 name = scale
                 del texts[0]
-            power = _unit_power(texts, name or "")
+            power = _unit_power(texts, name if name and text.isalnum() else "")  # 5'3" is no volume
             if name is None or power is None or (how != 1 and power != 1):
                 return None
             if name == "ms" and power < 0:  # metres a second, as it is often written
@@ -161,11 +163,13 @@ def _unit_power(texts: list[str], name: str) -> int | None:
 
 def read_noun(parts: Sequence[Token], one: bool) -> Unit | None:
     """Return what is counted, as a unit: up to three words, the last one in the plural ("3 red balls") or,
-    with ``one``, in the singular ("1 cat").
+    with ``one``, in the singular ("1 cat"). As in names, up to three letters are a product ("1 xyz"), unless
+    they are a usual word.
     """
     found = [part.text.casefold() for part in parts]
-    plural = (found[-1].endswith("s") and len(found[-1]) > 3) or found[-1] in ("children", "men", "women")
-    plural |= one and len(found[-1]) > 2 and found[-1] not in KNOWN_WORDS
+    last = found[-1]
+    plural = (last.endswith("s") and len(last) > 3) or last in ("children", "men", "women")
+    plural |= one and (len(last) > 3 or last in _SHORT_NOUNS) and last not in KNOWN_WORDS
     if not plural or len(found) > 3 or any(word in _NO_NOUNS or not word.isalpha() for word in found):
         return None
     return ((" ".join(found), 1),)
@@ -188,6 +192,9 @@ _STARTS = {*OPENING, *_CONSTANTS, *_ROOTS, "\\frac", "|"}
 _OPERATORS = {"+": operator.add, "-": operator.sub}
 _OPERATORS |= dict.fromkeys(("\\pm", "\\mp", "\\cup", "\\cap", "\\setminus"), lambda a, b: math.nan)
 _SIGNS = {*_OPERATORS, *CLOSING, "\\cdot", "\\times", "\\circ", "\\le", "\\ge", "\\ne", "\\approx", "\\in"}
+_CALLED, _INDEX = "fghFGHP", math.sqrt(3)
+"""Letters that are functions before brackets; what makes a number of its own of a letter with an index."""
+_GREEK = {f"\\{name}" for name in TABLES["greek"].split()}
 COSTLY = "!"
 """A sign of expressions that would keep math-verify busy for seconds or take gigabytes."""
 
@@ -196,7 +203,8 @@ class Algebra:
     """Numbers, functions and, if wanted, letters in LaTeX: a sum of products of powers.
 
     Every method reads one part of that grammar at the current place and returns its value, which is NaN where
-    it has letters or functions. A token that does not belong to the grammar raises `_Unreadable`, or ends it.
+    it has functions. A letter has a value of its own, so that expressions of one value are equal. A token
+    that does not belong to the grammar raises `_Unreadable`, or ends it.
 
     Args:
         parts: The tokens.
@@ -257,11 +265,11 @@ class Algebra:
         return value
 
     def _signed(self) -> Exact:
-        negative = False
-        while sign := self._take("+", "-", *(("\\pm", "\\mp") if self.letters else ())):
-            negative ^= sign == "-"
+        sign: float = 1
+        while taken := self._take("+", "-", *(("\\pm", "\\mp") if self.letters else ())):
+            sign *= {"+": 1, "-": -1}.get(taken, math.nan)
         value = self._power()
-        return -value if negative else value
+        return value if sign == 1 else _compute(operator.mul, value, sign)
 
     def _power(self) -> Exact:
         sums = self._sums
@@ -325,7 +333,7 @@ class Algebra:
             value = self._sum()
             self._bars -= 1
             if self._take("|"):
-                return max(value, -value)
+                return math.nan if self.letters and self.signs else max(value, -value)
         elif text in OPENING:
             bars, self._bars = self._bars, 0
             value = self._sum()
@@ -342,7 +350,7 @@ class Algebra:
         raise _Unreadable
 
     def _letter(self, part: Token) -> float:
-        """Read what has no value: a letter, a word as a product of letters, or a command; with its index."""
+        """Read a function, whose value is NaN, or a letter, a command, or a word as a product of letters."""
         if part.text.lstrip("\\") in FUNCTIONS:
             if self._take("_"):
                 self._argument()
@@ -350,12 +358,19 @@ class Algebra:
                 self._argument()
             self._signed()
             return math.nan
-        self.signs.update([part.text] if part.kind == "command" else part.text)
+        letters = [part.text] if part.kind == "command" else [*part.text]
+        self.signs.update(letters)
+        index: Exact = Fraction()
         if self._take("_"):
-            self._argument()
-        elif len(part.text) == 1 and self._next().isdecimal() and not self.rest[-1].spaced:
-            self.rest.pop()  # x1
-        return math.nan
+            index = self._argument()
+        elif len(letters) == 1 and self._next().isdecimal() and not self.rest[-1].spaced:
+            index = Fraction(self.rest.pop().text)  # x1
+        called = letters[0] in _CALLED and self._next() == "("
+        if called or (part.kind == "command" and part.text not in _GREEK):
+            return math.nan
+        # Any numbers would do of which no short expression makes another's.
+        own = math.prod(1 + zlib.crc32(sign.encode()) / 2**32 for sign in letters)
+        return own * float(1 + _compute(operator.mul, index, _INDEX))
 
     def _fraction(self) -> Exact:
         return _compute(operator.truediv, self._argument(), self._argument())
@@ -389,21 +404,21 @@ class Algebra:
         return value + part
 
     def _literal(self, token: Token) -> Fraction:
-        """Return the number of a token, with what repeats behind it: ``1.5e3``, ``0.\\overline{3}``."""
+        """Return the number of a token: ``1.5e3``, ``0.\\overline{3}``, ``0.(3)``."""
         if token.text.isdecimal():
             if len(token.text) > MOST_POWER:
                 self.signs.add(COSTLY)
             return Fraction(int(token.text))
         self.decimal |= "." in token.text or bool(token.exponent)
         mantissa = token.text[: -len(token.exponent) - 1] if token.exponent else token.text
-        value = Fraction("".join(sign for sign in mantissa if sign not in ",'_ ").rstrip("."))
+        once, mark, again = mantissa.partition("\\" if "\\" in mantissa else "(")
+        value = Fraction("".join(sign for sign in once if sign not in ",'_ ").rstrip("."))
         if token.exponent:
             return value * Fraction(10) ** int(token.exponent)
-        match [part.text for part in self.rest[-1:-5:-1]]:
-            case "\\overline", "{", digits, "}" if "." in mantissa and digits.isdecimal():
-                del self.rest[-4:]
-                places = len(mantissa.partition(".")[2])
-                return value + Fraction(int(digits), (10 ** len(digits) - 1) * 10**places)
+        if mark:
+            digits = "".join(filter(str.isdecimal, again))
+            places = len(once.partition(".")[2])
+            return value + Fraction(int(digits), (10 ** len(digits) - 1) * 10**places)
         return value
 
 

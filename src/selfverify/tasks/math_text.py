@@ -25,7 +25,7 @@ from selfverify.tasks.math_numbers import (
 _PLAIN = {ord(sign): plain for plain, signs in TABLES["characters"].items() for sign in signs}
 _COMMANDS = {name: plain for plain, names in TABLES["commands"].items() for name in names}
 _STYLES = re.compile(
-    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mathtt|mbox|hbox|operatorname|emph|bm|boldsymbol|"
+    r"\\(?:text|textbf|textit|textrm|ce|mathrm|mathbf|mathit|mathsf|mathtt|mbox|hbox|operatorname|emph|bm|boldsymbol|"
     r"underline|(?:text)?color\s*\{\w*\})\s*\{([^{}]*(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}[^{}]*)*)\}"
 )
 """A style with its text, in which braces stand in braces at most twice."""
@@ -50,7 +50,6 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _NEW_SENTENCE = re.compile(r"[A-Za-z]{2}.*[.!?:\n]|\n.*[A-Za-z]{2}", re.DOTALL)
 _STOP = re.compile(r"\.(?=\s+[A-Z$\\(\"*])|,?(?= because )|,(?= since )")
 _SHORTENED = tuple(TABLES["shortened"])
-_ANOTHER = re.compile(r"\b(?:or|and)\s+(?:option\s*)?\(?\s*[a-z]\s*[.):]", re.IGNORECASE)
 _PHRASE = re.compile(
     r"\b(?:answer|option|choice)\b(?: to (?:the|this) (?:question|problem))?[*_ ]*"
     r"(?:(?:is|was|would be|should be)\b(?: (?:therefore|thus|hence)\b)?[*_ ]*:?|:|=)[*_ ]*"
@@ -77,6 +76,7 @@ def plain(text: str) -> str:
         for bracket in ("{bmatrix}", "{Bmatrix}"):
             text = text.replace(bracket, "{pmatrix}")
         text = text.replace("^{\\circ}", "^\\circ ").replace("\\circ  ", "\\circ ")
+        text = text.replace("^{'}", "'").replace("^{''}", "''").replace("^'", "'")
     return text.replace("~", " ").replace("{,}", ",").strip().rstrip("\\ ")
 
 
@@ -213,8 +213,18 @@ def first_sentence(text: str, start: int = 0) -> str:
     for stop in _STOP.finditer(text, start):
         head, rest = text[: stop.start()], text[stop.end() :]
         if (head.strip() or start) and len(rest.split()) > 1 and not head.endswith(_SHORTENED):
-            return text if _ANOTHER.search(rest.partition("\n")[0]) else head
+            return text if _names_another(rest.partition("\n")[0]) else head
     return text
+
+
+def _names_another(line: str) -> bool:
+    """Whether a line goes on with another choice: "or B. London", "and option (c)"."""
+    said = [part.text.casefold() for part in tokens(line)]
+    said = [text for text in said if text not in ("(", "option")]
+    return any(
+        join in ("or", "and") and len(letter) == 1 and letter.isalpha() and mark in ".):"
+        for join, letter, mark in zip(said, said[1:], said[2:], strict=False)
+    )
 
 
 def committed(text: str) -> str | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
@@ -48,7 +48,7 @@ _RELATIONS = {"=", ":=", "\\approx", "\\in", "\\ne", "!=", *_ORDER}
 _SEPARATORS = {",", ";", "and", "or", "And", "Or", "AND", "OR"}
 _UNIONS = {"\\cup", "U"}
 _ENDLESS = {"\\infty", "inf", "infinity"}
-_JOINTS = {"-": "-", "to": "-", ":": ":", "/": "/", "x": "x"}
+_JOINTS = {"-": "-", "to": "~", ":": ":", "/": "/", "x": "x"}
 _MARKS = {f"\\{name}" for name in TABLES["marks"].split()}
 """Signs before a name that are no operation on a number."""
 _NO_NAMES = HEDGES | DENIALS | {*TABLES["no_names"].split()}
@@ -95,18 +95,21 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """LaTeX for math-verify; the letters and rare signs in it; whether it is an equation."""
+    """LaTeX for math-verify; the letters and rare signs in it; whether it is an equation; its value, where
+    letters have values of their own (`Algebra`), or NaN.
+    """
 
     latex: str
     signs: frozenset[str] = frozenset()
     equation: bool = False
+    value: Exact = field(default=math.nan, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Items:
     """Several values: in brackets (``"()"``, ``"[)"``, ``"{}"``; also the bounds of an inequality), joined
-    (``"-"``, ``":"``, ``"x"``), as a union (``"\\\\cup"``) or ``""``. Sets, unions and ``""`` have
-    no order.
+    (``"-"``, ``":"``, ``"x"``; ``"~"`` by "to", for a range or a ratio), as a union (``"\\\\cup"``) or
+    ``""``. Sets, unions and ``""`` have no order.
     """
 
     kind: str
@@ -141,8 +144,8 @@ def read(text: str, unit: str = "") -> Value | None:
 def _read(parts: Parts, unit: str = "") -> Value | None:
     if not parts:
         return None
-    if len(parts) == 1 and parts[0].kind == "clock":
-        return Label(_clock(parts[0].text))
+    if len(parts) == 1 and parts[0].kind in ("clock", "number"):
+        return Label(_clock(parts[0].text)) if parts[0].kind == "clock" else _single(parts, unit)
     if parts[0].text.isupper() and _around(parts[1:]) == "()":  # a point
         inner = _read(parts[1:], unit)
         return Named(parts[0].text, inner) if isinstance(inner, Items) else _single(parts, unit)
@@ -271,7 +274,7 @@ def _joined(parts: Parts, unit: str) -> Items | None:
     values = []
     for part in _cut(parts, places[sign]):
         value = _read(part, unit)
-        plain = isinstance(value, Number) and (value.plain or sign == ":")
+        plain = isinstance(value, Number) and (value.plain or sign in ":~")
         if value is None or not (plain or part[0].kind == "clock"):
             return None
         values.append(value)
@@ -402,8 +405,16 @@ def _single(parts: Parts, unit: str) -> Value | None:
     if len(starts) > 1 and starts[0] == 0:
         found = [_quantity(parts[a:b], close=True) for a, b in pairwise([*starts, len(parts)])]
         if all(one and one.unit for one in found):
-            return Items("", tuple(one for one in found if one))
+            given = [one for one in found if one]
+            if given[0].unit == _DEGREE:
+                given = [replace(one, unit=_OF_ANGLES.get(one.unit, one.unit)) for one in given]
+            return Items("", tuple(given))
     return _label(parts) or _expression(parts)
+
+
+_DEGREE: Unit = (("°", 1),)
+_OF_ANGLES: dict[Unit, Unit] = {(("ft", 1),): (("min", 1),), (("in", 1),): (("s", 1),)}
+"""Behind degrees ``'`` and ``"`` are no feet and inches."""
 
 
 def _quantity(parts: Parts, known: str = "", close: bool = False) -> Number | None:
@@ -457,14 +468,11 @@ def _unit(parts: Parts, known: str, close: bool, one: bool) -> Unit | None:
 
 
 def _label(parts: Parts) -> Label | None:
-    """Return words and codes; None for what may be a product of letters."""
+    """Return words, codes and chemical formulas; None for what may be a product of letters."""
     code = "".join(part.text for part in parts if part.text not in ("_", "{", "}"))
     glued = parts[0].text.isupper() or not any(part.spaced for part in parts)
-    if code.isalnum() and not code.isalpha():
-        formula = code[0].isupper() and sum(map(str.isupper, code)) > 1
-        formula &= all(b.isupper() or b.isdecimal() or a.isupper() for a, b in pairwise(code))
-        if formula or (glued and code.isupper()):
-            return Label(code.casefold())  # "AB12", "H_2O", "Na_2CO_3"
+    if (code.isalnum() and code.isupper() and not code.isalpha() and glued) or _is_formula(code):
+        return Label(code.replace("^", "").casefold())  # "AB12", "H_2O", "Mg(OH)_2", "SO_4^{2-}"
     long = [part for part in parts if part.kind == "word" and len(part.text.rstrip("'")) > 1]
     long = [part for part in long if part.text.casefold() not in KNOWN_WORDS]
     for i, (a, b) in enumerate(pairwise(parts)):
@@ -480,6 +488,29 @@ def _label(parts: Parts) -> Label | None:
     return None if counts and all(unit_name(text) for text in told) else Label(_words(parts))
 
 
+def _is_formula(code: str) -> bool:
+    """Whether a text without subscripts' marks is a chemical formula: symbols of elements, also in brackets,
+    two or more of them with a number, or any with a charge.
+    """
+    if code == code.lower():
+        return False
+    body = code.rstrip("+-")
+    charged = len(code) - len(body) == 1
+    if charged and "^" in body:
+        body, _, number = body.partition("^")
+        charged = not number or number.isdecimal()
+    first, *water = body.translate(_NO_BRACKETS).split("\\cdot")
+    symbols = "".join([first, *water])
+    if not symbols.isalnum() or not first[:1].isupper() or not all(part[:1].isdecimal() for part in water):
+        return False
+    followed = all(b.isupper() or b.isdecimal() or a.isupper() for a, b in pairwise(symbols))
+    several = sum(map(str.isupper, symbols)) > 1 and not symbols.isalpha()
+    return followed and (charged or several)
+
+
+_NO_BRACKETS = str.maketrans("", "", "()[]")
+
+
 def _words(parts: Parts) -> str:
     return words(written(parts).replace(",", " "))
 
@@ -487,8 +518,9 @@ def _words(parts: Parts) -> str:
 def _expression(parts: Parts) -> Expression:
     """Return LaTeX with the letters in it; for what is not of the grammar all its words and commands."""
     algebra = Algebra(parts, letters=True)
-    signs = algebra.signs
-    if algebra.read() is None or algebra.rest:
+    signs, value = algebra.signs, algebra.read()
+    if value is None or algebra.rest:
         told = {part.text for part in parts if part.kind in ("word", "command") or not part.text.isascii()}
         signs |= {UNREAD, *told, *(sign for text in told if text.isalpha() for sign in text)}
-    return Expression(latex_of(parts).removeprefix("+"), frozenset(signs))
+        value = math.nan
+    return Expression(latex_of(parts).removeprefix("+"), frozenset(signs), value=value)
