@@ -30,9 +30,8 @@ from selfverify.tasks.digits import Scans, digit_bank, finish, paste
 from selfverify.tasks.row_task import Size
 from selfverify.visual.calls import TERSE
 from selfverify.visual.config import EndingConfig, Results, VisualConfig
-from selfverify.visual.episode import VisualEpisode
+from selfverify.visual.episode import VisualEpisode, VisualTask
 from selfverify.visual.stopping import After
-from selfverify.visual.task import VisualTask, limits_of
 from selfverify.visual.tools.base import Toolbox
 from selfverify.visual.tools.crop import Crop, ZoomIn, with_numbers
 from selfverify.visual.tools.gallery import ImagePart
@@ -248,9 +247,8 @@ class DigitsFar(VisualTask):
             step_price=c.step_price,
             **c.model_dump(include={*EndingConfig.model_fields}),
         )
-        self.limits = limits_of(self.settings)
+        self.limits = RolloutLimits(turns=1 if c.tools == "none" else c.max_steps + 1)
         if c.tools == "none":
-            self.limits = RolloutLimits(turns=1)
             self.tags = ("think", "answer") if c.think == "way" else ("answer",)
         self.toolbox, self.stopping = Toolbox([Crop(), ZoomIn()]), StoppingVerifier(self.settings)
 
@@ -331,18 +329,7 @@ class DigitsFar(VisualTask):
         settings, rule = self.settings, self.stopping.rule
         if told := self._told(problem):
             settings, rule = settings.model_copy(update={"terminate": "refuse"}), After(told.steps)
-        return VisualEpisode(
-            problem,
-            self.tags,
-            self.verdict,
-            self.toolbox,
-            settings,
-            _sixths,
-            rule,
-            originals,
-            self.tokens_of,
-            TERSE,
-        )
+        return VisualEpisode(self, problem, settings, _sixths, rule, originals, TERSE)
 
     def seen(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> Sequence[float]:
         """Return after each step the share of the digits on the way that have been shown `READABLE`, and
