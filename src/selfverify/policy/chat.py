@@ -49,18 +49,14 @@ def reply_parts(reply: Observation, where: str) -> list[dict[str, Any]]:
         raise DataError(f"{where}: the reply's role is {reply.role!r}, and only user and tool reply")
     if not isinstance(reply.images, list | tuple):
         raise DataError(f"{where}: the reply's images are no list")
-    if isinstance(reply.content, str):
-        return [{"type": "text", "text": reply.content}]
-    parts: Any = reply.content
-    wrong: list[Any] = [parts]
-    if isinstance(parts, list | tuple):
-        wrong = [part for part in parts if not (_is_part(part) and part["type"] in ("text", "image"))]
-    if wrong:
+    wrong = _wrong_parts(reply.content)
+    parts = [] if wrong else content_parts(reply.content)
+    if wrong := wrong or [part for part in parts if part["type"] not in ("text", "image")]:
         raise DataError(
             f"{where}: the reply's content has {str(wrong[0])[:100]}; it has to be a text or a list of "
             "{'type': 'text', 'text': ...} and {'type': 'image'}"
         )
-    return list(parts)
+    return parts
 
 
 def without_surrogates(text: str) -> str:
@@ -309,7 +305,8 @@ def checked_messages(problem: Problem) -> list[dict[str, Any]]:
         DataError: One is no message in the Hugging Face form.
     """
     for message in problem.messages:
-        if not _is_message(message):
+        named = isinstance(message, dict) and isinstance(message.get("role"), str)
+        if not named or (message.get("content") is not None and _wrong_parts(message["content"])):
             raise DataError(
                 f"problem {problem.id}: a message is {str(message)[:100]}; it has to have a role, and as "
                 "content a text or a list of {'type': 'text', 'text': ...} and {'type': 'image'}"
@@ -317,13 +314,13 @@ def checked_messages(problem: Problem) -> list[dict[str, Any]]:
     return problem.messages
 
 
-def _is_message(message: Any) -> bool:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        return False
-    content = message.get("content")
-    if not isinstance(content, list):
-        return content is None or isinstance(content, str)
-    return all(map(_is_part, content))
+def _wrong_parts(content: Any) -> list[Any]:
+    """What of a content is neither a text nor a part; the content itself, where it is no list either."""
+    if isinstance(content, str):
+        return []
+    return (
+        [part for part in content if not _is_part(part)] if isinstance(content, list | tuple) else [content]
+    )
 
 
 def _is_part(part: Any) -> bool:
