@@ -287,7 +287,9 @@ class AgentEpisode(Episode):
         assert self._session is not None
         shown = shown_to_judge(chosen, self._session.history, evidence)
         submission = Submission(message, shown, self._session.history)
-        question = self._question()
+        # Some environments say what is asked after their reset only.
+        told = str(self._session.history[0].seen.info.get("instruction", ""))
+        question = "\n".join(filter(None, (str(self.problem.meta.get("question", "")), told)))
         with suppress(EnvironmentLost):  # it has shown all that judges of evidence need
             self._session.submitted(message)
         done = self._end(Outcome.SUBMITTED)
@@ -295,12 +297,6 @@ class AgentEpisode(Episode):
         if self.jury is not None:
             self._pending = self.jury.ask(case)
         return done
-
-    def _question(self) -> str:
-        """The problem; some environments say it after their reset only (``info["instruction"]``)."""
-        assert self._session is not None
-        told = str(self._session.history[0].seen.info.get("instruction", ""))
-        return "\n".join(filter(None, (str(self.problem.meta.get("question", "")), told)))
 
     def _refused(self, reason: str, seen: StepResult | None = None) -> Observation:
         """Tell the agent why a call was not carried out; too many in a row end the conversation."""

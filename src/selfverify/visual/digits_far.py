@@ -27,7 +27,6 @@ from selfverify.core.tags import Tagged
 from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.base import DemonstratedTurn, TaskConfig, Verdict, judge_integer, problem_rng, user_turn
 from selfverify.tasks.digits import Scans, digit_bank, finish, paste
-from selfverify.tasks.row_task import Size
 from selfverify.visual.calls import TERSE
 from selfverify.visual.config import EndingConfig, Results, VisualConfig
 from selfverify.visual.episode import VisualEpisode, VisualTask
@@ -329,7 +328,7 @@ class DigitsFar(VisualTask):
         settings, rule = self.settings, self.stopping.rule
         if told := self._told(problem):
             settings, rule = settings.model_copy(update={"terminate": "refuse"}), After(told.steps)
-        return VisualEpisode(self, problem, settings, _sixths, rule, originals, TERSE)
+        return VisualEpisode(self, problem, settings, lambda size: (SIXTHS, SIXTHS), rule, originals, TERSE)
 
     def seen(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> Sequence[float]:
         """Return after each step the share of the digits on the way that have been shown `READABLE`, and
@@ -405,7 +404,3 @@ class DigitsFar(VisualTask):
 def _step(thought: str, image: int, box: Sixths) -> str:
     """A step as terse as `read_look_call` takes one."""
     return f"<think>{thought}</think>crop {image} {' '.join(map(str, box))}"
-
-
-def _sixths(size: Size) -> Size:
-    return SIXTHS, SIXTHS

@@ -35,14 +35,7 @@ from selfverify.tasks.tool_episode import ACTION, TOOL_CALLS, TOOL_ERRORS, short
 from selfverify.visual.calls import VisualCall, read_look_call
 from selfverify.visual.config import VisualConfig, estimated_tokens_of
 from selfverify.visual.stopping import DELTA_R, LOG_RATIO, LOG_RATIO_PLAN, StopRule, Verified
-from selfverify.visual.tools.base import (
-    Chosen,
-    Terminate,
-    TerminateArguments,
-    Toolbox,
-    ToolFault,
-    plain_name,
-)
+from selfverify.visual.tools.base import Chosen, Terminate, TerminateArguments, Toolbox, ToolFault, plain_name
 from selfverify.visual.tools.gallery import CROP_HIT, Gallery, Made, crop_hit
 from selfverify.visual.verifier import StoppingVerifier
 
@@ -304,7 +297,8 @@ class VisualEpisode(SingleTurn):
         self.steps.append(step)
         step.stopped = "rule" if stops else "cap" if step.step >= self.settings.max_steps else ""
         words, images = self._carried_out(step, read)
-        said.values |= self._measured(step)
+        counts = {TOOL_ERRORS: bool(step.error), DUPLICATES: step.duplicate > 0, SHOWN: len(step.images)}
+        said.values |= {name: float(count) for name, count in counts.items() if count}
         if not step.stopped and self._in_a_row >= self.settings.errors_in_a_row:
             step.stopped = "errors"
         self._answering = bool(step.stopped)
@@ -488,10 +482,6 @@ class VisualEpisode(SingleTurn):
         picture = self.gallery.picture(number)
         wide, high = picture.shown.size
         return f"\nImage {number} ({picture.label}, {wide} x {high} pixels):"
-
-    def _measured(self, step: VisualStep) -> dict[str, float]:
-        values = {TOOL_ERRORS: bool(step.error), DUPLICATES: step.duplicate > 0, SHOWN: len(step.images)}
-        return {name: float(value) for name, value in values.items() if value}
 
     def _reply(
         self, parts: list[Part], images: list[Image], cuts: list[tuple[str, int]] | None = None

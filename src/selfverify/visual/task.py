@@ -18,11 +18,7 @@ from selfverify.core.tags import Tagged
 from selfverify.tasks.base import Floats, Metric, Space, Task, Verdict
 from selfverify.tasks.math import Math, MathConfig, MathRowsConfig, reminder
 from selfverify.tasks.row_task import RowSequence
-from selfverify.visual.config import (
-    ANSWER_NOW,
-    ToolModelsConfig,
-    VisualConfig,
-)
+from selfverify.visual.config import ANSWER_NOW, ToolModelsConfig, VisualConfig
 from selfverify.visual.episode import STEPS, VisualEpisode, VisualTask, with_tools
 from selfverify.visual.tools.base import Terminate, Toolbox, VisualTool, missing_model
 from selfverify.visual.tools.crop import Crop, Overlay, ZoomIn, marked

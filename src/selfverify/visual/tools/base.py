@@ -15,14 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from selfverify.core.errors import ConfigError
 from selfverify.core.events import note
