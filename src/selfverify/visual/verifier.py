@@ -19,6 +19,7 @@ from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation, PolicyTurn, RolloutHook
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
+from selfverify.core.policy_config import is_served
 from selfverify.core.problem import Problem
 from selfverify.core.tags import channel_lengths, token_ends
 from selfverify.core.trajectory import Finish, SampleIndex
@@ -291,7 +292,7 @@ class StoppingVerifier:
 
     def __init__(self, settings: VisualConfig) -> None:
         self.settings = settings
-        served = [name for name in (settings.verifier, settings.verifier_base) if name and is_address(name)]
+        served = [name for name in (settings.verifier, settings.verifier_base) if name and is_served(name)]
         if served and (len(served) != 2 or any("#" not in name for name in served)):
             raise ConfigError(
                 f"{served[0]}: a verifier behind a server needs its base behind one, too, both as URL#MODEL "
@@ -327,7 +328,7 @@ class StoppingVerifier:
         path, base = self.settings.verifier, self.settings.verifier_base
         if path is None:
             return None
-        if is_address(path):
+        if is_served(path):
             assert base is not None
 
             from selfverify.visual.served_verifier import ServedModel, ServedVerifier  # it needs aiohttp
@@ -344,18 +345,13 @@ class StoppingVerifier:
         return StepVerifier(*self._models[path, base], reasoner=reasoner, lock=self._lock)
 
 
-def is_address(name: str) -> bool:
-    """Whether a verifier's name is that of a server."""
-    return name.startswith(("http://", "https://"))
-
-
 def _rule(settings: VisualConfig) -> StopRule:
     if settings.stop != "verifier":
         return make_stop_rule(settings.stop)
     if settings.verifier is None:
         raise ConfigError("stop: verifier needs the verifier's folder (verifier)")
     rule, epsilon, folder = settings.rule, settings.epsilon, Path(settings.verifier)
-    if epsilon is None and is_address(settings.verifier):
+    if epsilon is None and is_served(settings.verifier):
         raise ConfigError("epsilon: a verifier behind a server has no calibration beside it; set epsilon")
     if epsilon is None or (rule is None and (folder / STOPPING_FILE).exists()):
         found = StopCalibration.load(folder)
