@@ -173,10 +173,9 @@ class Curation:
         self._forget()
 
     def _forget(self) -> None:
-        self.sizes: dict[str, tuple[int, int]] = {}
-        """Of the problem's images that were seen."""
+        self._sizes: dict[str, tuple[int, int] | None] = {}
+        """Of the problem's images that were looked at; None of one that is missing or cannot be read."""
         self._seen: set[str] = set()
-        self._missing: set[str] = set()
         self._asked: dict[str, list[Message]] = {}
 
     def take(self, traces: Iterable[VisualTrace]) -> list[VisualTrace]:
@@ -202,11 +201,13 @@ class Curation:
         trace.messages = flattened(trace.messages)
         if not trace.images:
             return "the question shows no image"
-        if any(not self._is_there(name) for name in trace.images):
+        self._sizes |= {name: self._size(name) for name in {*trace.images} - self._sizes.keys()}
+        sizes = {name: size for name in trace.images if (size := self._sizes[name]) is not None}
+        if sizes.keys() != {*trace.images}:
             return "an image is missing or cannot be read"
         if not trace.rewards.get(TOOL_CALLS):
             return "no tool was used"
-        if estimated_length(trace.messages, self.sizes) > self.most_tokens:
+        if estimated_length(trace.messages, sizes) > self.most_tokens:
             return f"they are longer than {self.most_tokens:,} tokens"
         first = self._asked.setdefault(trace.problem, trace.messages[:1])
         if trace.messages[:1] != first:
@@ -217,21 +218,15 @@ class Curation:
         self._seen.add(same)
         return ""
 
-    def _is_there(self, name: str) -> bool:
-        if name in self._missing:
-            return False
-        if name not in self.sizes:
-            try:
-                if Path(name).name != name:
-                    raise ValueError("a name leads elsewhere")
-                with Image.open(self.folder / name, formats=("PNG",)) as image:
-                    self.sizes[name] = image.size
-                    image.verify()
-            except (OSError, ValueError, SyntaxError):
-                self._missing.add(name)
-                self.sizes.pop(name, None)
-                return False
-        return True
+    def _size(self, name: str) -> tuple[int, int] | None:
+        if Path(name).name != name:  # it leads elsewhere
+            return None
+        try:
+            with Image.open(self.folder / name, formats=("PNG",)) as image:
+                image.verify()
+                return image.size
+        except (OSError, ValueError, SyntaxError):
+            return None
 
 
 def malformed(trace: VisualTrace) -> str:
