@@ -15,7 +15,7 @@ from pydantic import Field
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Credit, Group, Trajectory
 from selfverify.methods.base import MethodConfig, ShownMethod
-from selfverify.tasks.base import DemonstratedTurn, Task
+from selfverify.tasks.base import DemonstratedConversation, DemonstratedTurn, Task
 
 if TYPE_CHECKING:
     from selfverify.policy.encoding import Prompt
@@ -61,12 +61,13 @@ class DPO(ShownMethod):
         """
         from selfverify.rollouts.script_sampler import encode_demonstration, within_limits
 
-        told, whole = list[Trajectory](), self.config.level == "steps"
-        for side in task.demonstrate_pair(problem):
-            last = len(side.texts) - 1
+        def told(side: DemonstratedConversation) -> Trajectory:
+            whole, last = self.config.level == "steps", len(side.texts) - 1
             turns = [DemonstratedTurn(text, whole or n == last) for n, text in enumerate(side.texts)]
-            told.append(encode_demonstration(policy, problem, lambda own=side.episode: own, turns))
-        return within_limits(policy, task, problem, len(prompt.ids), told)
+            return encode_demonstration(policy, problem, lambda: side.episode, turns)
+
+        both = [*map(told, task.demonstrate_pair(problem))]
+        return within_limits(policy, task, problem, len(prompt.ids), both)
 
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
         """1 for all that the chosen side says, -1 for the rejected one, eta as the coefficient."""

@@ -123,7 +123,7 @@ def to_steps(messages: Sequence[Message], before: Sequence[Json] = ()) -> list[J
             steps[-1]["observation"] = {"results": [{**source, "content": told, "extra": ours}]}
             shows = False
             continue
-        step = {"step_id": len(steps) + 1, "source": "agent" if spoken else "user", "message": told}
+        step: Json = {"step_id": len(steps) + 1, "source": "agent" if spoken else "user", "message": told}
         if spoken:
             shows = message.channel == ACTION
             step |= {"tool_calls": calls} if shows and (calls := _calls(message)) else {}

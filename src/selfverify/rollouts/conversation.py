@@ -226,7 +226,7 @@ def find_results(task: Task, talks: Sequence[Conversation]) -> None:
     whole = [(talk, talk.episode) for talk in talks if talk.episode and not talk.error]
     answers: list[tuple[Problem, Tagged]] = []
     for talk, episode in whole:
-        given = outcome(lambda own=episode: [*own.answers()])
+        given = outcome(partial(_answers, episode))
         if isinstance(given, Exception):
             talk.fail(given)
         else:
@@ -240,6 +240,10 @@ def find_results(task: Task, talks: Sequence[Conversation]) -> None:
             talk.fail(ending)  # as of a reply: no verdict, never a 0
         else:
             talk.ending = ending
+
+
+def _answers(episode: Episode) -> list[Tagged]:
+    return list(episode.answers())
 
 
 def _divided(whole: Segment, ends: Sequence[int], channels: Sequence[tuple[str, int]]) -> list[Segment]:
