@@ -55,7 +55,7 @@ class _Heard:
         turns: How often it has spoken.
         end: The token that ends a message of the reasoner in the verifier's template, if one does.
         deaf: Whether something could not be heard, so that nothing more is measured.
-        before: Where it stood before the reasoner was shown something, should that be taken back.
+        back: Brings it back to where it stood before the reasoner was shown something last.
     """
 
     problem: Problem
@@ -64,18 +64,7 @@ class _Heard:
     turns: int = 0
     end: list[int] = field(default_factory=list)
     deaf: bool = False
-    before: _HeardBefore | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _HeardBefore:
-    """An earlier state of a conversation: the functions that bring the models back there, and fields of
-    `_Heard`."""
-
-    back: Sequence[Callable[[], None]]
-    used: int
-    last: list[int]
-    turns: int
+    back: Callable[[], None] = lambda: None
 
 
 class StepVerifier(RolloutHook):
@@ -130,7 +119,7 @@ class StepVerifier(RolloutHook):
         self._rows: dict[SampleIndex, SampleIndex] = {}
         """Where models keep a conversation: its problem's number among the different ones, and its own."""
         self._heard: dict[SampleIndex, _Heard] = {}
-        self._starts: dict[SampleIndex, _HeardBefore | None] = {}
+        self._starts: dict[SampleIndex, Callable[[], None]] = {}
 
     def begin(self, problems: Mapping[SampleIndex, Problem]) -> None:
         """Read the prompts of conversations that begin, each problem's once.
@@ -159,14 +148,13 @@ class StepVerifier(RolloutHook):
         self._starts = {}
         for place in self._heard:
             self._mark(place)
-            self._starts[place] = self._heard[place].before
+            self._starts[place] = self._heard[place].back
 
     def open(self, indices: Sequence[SampleIndex]) -> None:
         for place in indices:
-            talk, start = self._heard[place], self._starts[place]
-            assert start is not None
-            self._heard[place] = _Heard(talk.problem, start.used, end=talk.end, before=start)
-            self._go_back(self._heard[place])
+            talk = self._heard[place]
+            talk.deaf, talk.back = False, self._starts[place]
+            talk.back()
 
     def said(self, said: Mapping[SampleIndex, PolicyTurn]) -> None:
         pieces: dict[SampleIndex, Sequence[Continuation]] = {}
@@ -200,7 +188,7 @@ class StepVerifier(RolloutHook):
             if talk.deaf:
                 continue
             if reply.undo:
-                self._go_back(talk)
+                talk.back()
             else:
                 self._mark(place)
             try:
@@ -219,15 +207,15 @@ class StepVerifier(RolloutHook):
     def _mark(self, place: SampleIndex) -> None:
         """Remember where a conversation stands before something is shown in it."""
         talk = self._heard[place]
-        back = [threads.mark([self._rows[place]]) for threads in self._threads]
-        talk.before = _HeardBefore(back, talk.used, talk.last, talk.turns)
+        models = [threads.mark([self._rows[place]]) for threads in self._threads]
+        used, last, turns = talk.used, talk.last, talk.turns
 
-    def _go_back(self, talk: _Heard) -> None:
-        """Forget what the reasoner has said last and was shown before that."""
-        assert talk.before is not None
-        for back in talk.before.back:
-            back()
-        talk.used, talk.last, talk.turns = talk.before.used, talk.before.last, talk.before.turns
+        def back() -> None:
+            for go_back in models:
+                go_back()
+            talk.used, talk.last, talk.turns = used, last, turns
+
+        talk.back = back
 
     def _hear(
         self, pieces: Mapping[SampleIndex, Sequence[Continuation]], score: bool
