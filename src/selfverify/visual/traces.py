@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from selfverify.core.problem import content_parts
+from selfverify.core.problem import content_parts, joined_parts
 from selfverify.core.trajectory import ANSWER
 from selfverify.rollouts.wrappers import Message
 from selfverify.tasks.answering import worth_imitating
@@ -102,9 +102,9 @@ def flattened(messages: Sequence[Message]) -> list[Message]:
     found: list[Message] = []
     for message in messages:
         content = message["content"]
-        parts = _joined(_opened(content)) if isinstance(content, list) else parts_of(message)
+        parts = joined_parts(_opened(content)) if isinstance(content, list) else parts_of(message)
         if found and found[-1]["role"] == message["role"] == "user":
-            parts = _joined([*parts_of(found.pop()), *parts])
+            parts = joined_parts([*parts_of(found.pop()), *parts])
         text = not any(map(is_image, parts))
         found.append(
             {
@@ -122,16 +122,6 @@ def _opened(parts: Iterable[Any]) -> list[dict[str, Any]]:
             found += _opened(part)
         else:
             found.append({"type": "text", "text": part} if isinstance(part, str) else part)
-    return found
-
-
-def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for part in parts:
-        if found and part.get("type") == found[-1].get("type") == "text":
-            found[-1] = {"type": "text", "text": found[-1]["text"] + part["text"]}
-        else:
-            found.append(dict(part))
     return found
 
 
