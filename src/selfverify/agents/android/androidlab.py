@@ -5,9 +5,11 @@ There are 138 tasks for validation, and 726 for training in SmartSnap's release.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -208,16 +210,13 @@ class Trace:
 
     def __post_init__(self) -> None:
         first = self.folder / f"{self.task.task_id}_{self.seed}"
-        number = 1
         make_folder(self.folder)
         with naming(first):
-            while True:
+            for number in itertools.count(1):
                 self.home = first if number == 1 else first.with_name(f"{first.name}-{number}")
-                try:
+                with suppress(FileExistsError):
                     self.home.mkdir()
                     break
-                except FileExistsError:
-                    number += 1
             for name in ("xml", "Screen"):
                 (self.home / name).mkdir()
         self._journal = JsonlStore(self.home / "traces" / "trace.jsonl")
