@@ -176,14 +176,14 @@ class SharedKVSession:
         self._last_bh, self._prefilled = self._compute(lambda: prefill(forward, prompts))
         self._rows_of: dict[SampleIndex, SampleIndex] | None = None
         """Where threads that have begun stand, if there are fewer rows than threads."""
-        which = [*range(b)]
+        copies = None
         if rows is not None:
             self._rows_of, self._free = {}, [(row, 0) for row in range(rows)]
-            which, b, g = [0] * rows, rows, 1
+            copies, b, g = [0] * rows, rows, 1
             self.prompts = [prompts[0]] * rows
-        copies = None if rows is None else which
         self._layout = self._prefilled.to_grow(g, scores_at_once(forward), copies)
-        self._hidden_bgh = self._last_bh[which][:, None].expand(b, g, -1)
+        last_bh = self._last_bh if copies is None else self._last_bh[copies]
+        self._hidden_bgh = last_bh[:, None].expand(b, g, -1)
         """The state behind each thread's last forwarded token."""
         self.lengths_bg = torch.zeros(b, g, dtype=torch.long)
         """Own tokens of each thread whose keys are kept."""
