@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from PIL import Image
 from tests.data.test_vstar import write
-from typer.testing import CliRunner
 
+from commands import command
 from reproduce.mathvista import published_accuracy
 from reproduce.vts_v import app, row_of
 from selfverify.core.errors import DataError
@@ -50,8 +50,7 @@ class Bench:
             "bench", str(self.data), "--server", address, "--model", "m", "--output",
             str(self.output), "--max-steps", "2", "--tool", "crop", *words,
         ]  # fmt: skip
-        shown = CliRunner().invoke(app, told)
-        assert shown.exit_code == 0, shown.output
+        shown = command(*told, of=app)
         return json.loads((self.output / "bench.json").read_text())["rows"], shown
 
 
@@ -153,8 +152,7 @@ def test_the_papers_benchmarks(
     extractor = ["--extractor", "builtin:digits"] if name == "MathVista" else []
     told = ["--model", "m", "--output", str(output), "--tool", "crop", "--max-steps", "1", *extractor]
     words = ["bench", str(data), "--server", address, *told]
-    shown = CliRunner().invoke(app, words)
-    assert shown.exit_code == 0, shown.output
+    shown = command(*words, of=app)
     rows = json.loads((output / "bench.json").read_text())["rows"]
     assert [row["name"] for row in rows] == ["zero-shot", "without looking", "looking"]
     for row in rows:

@@ -13,8 +13,8 @@ import pytest
 from tests.evaluation.test_looked import far, teach
 from tests.experiments.looks.looks_recipe import far_recipe
 from tests.visual.test_step_verifier import adapted
-from typer.testing import CliRunner
 
+from commands import command
 from reproduce import looking_gains
 from reproduce.looking_gains import (
     BEGINNING,
@@ -211,5 +211,5 @@ def test_everything_is_looked_for_before_anything_is_measured(study: Study) -> N
     (study.verifier / "stopping.json").unlink()
     with pytest.raises(DataError, match="no ε beside it"):
         seeds_of(study.named)
-    result = CliRunner().invoke(app, ["gains", str(study.folder), "out.json", "odd"])
-    assert result.exit_code == 2 and "odd: say NAME=FOLDER" in result.output
+    told = command("gains", study.folder, "out.json", "odd", code=2, of=app)
+    assert "odd: say NAME=FOLDER" in told.output

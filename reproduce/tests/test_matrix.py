@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.samples import sample
 from tests.serving_servers import Body, FakeUpstream, Loop, tagged
-from typer.testing import CliRunner
 
+from commands import command
 from reproduce.matrix import (
     WRITTEN,
     JudgedProblem,
@@ -152,12 +152,6 @@ def test_judged_samples_keep_their_places(tiny_folder: Path, tmp_path: Path) -> 
     }  # fmt: skip
 
 
-def run(*words: str) -> tuple[int, str]:
-    shown = CliRunner().invoke(app, list(words))
-    return shown.exit_code, " ".join(shown.output.split())
-
-
 @yaml_cases
 def test_bad_requests(words: list[str], complaint: str) -> None:
-    code, text = run(*words)
-    assert code == 2 and complaint in text
+    assert complaint in command(*words, code=2, of=app).output

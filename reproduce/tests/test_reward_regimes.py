@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
+from commands import command
 from reproduce.reward_regimes import ARMS, app, groups, regimes
 from selfverify.objectives.adaptive import error_rate, reward_table, trajectory_reward
 from selfverify.objectives.advantage import group_advantage
@@ -42,6 +42,6 @@ def test_groups_of_eight_against_draws() -> None:
 
 
 def test_the_command() -> None:
-    shown = CliRunner().invoke(app, [*map(str, RATES)])
-    assert shown.exit_code == 0 and shown.output.count("\n") == 2 + len(ARMS)
-    assert CliRunner().invoke(app, ["0.5", "0.5"]).exit_code == 2
+    shown = command(*map(str, RATES), of=app)
+    assert shown.output.count("\n") == 2 + len(ARMS)
+    command("0.5", "0.5", code=2, of=app)

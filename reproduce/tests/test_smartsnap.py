@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
+from commands import command
 from reproduce.smartsnap import agent_tables, app, markdown
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.recipe import load_recipe
@@ -130,7 +130,6 @@ def test_a_folder_may_have_an_equals_sign_in_its_name(run: Path, tmp_path: Path)
 
 def test_the_command(run: Path, tmp_path: Path) -> None:
     file = tmp_path / "tables.md"
-    done = CliRunner().invoke(app, ["tables", str(run), "--paper", "--output", str(file)])
-    assert done.exit_code == 0 and done.stdout == file.read_text()
-    done = CliRunner().invoke(app, ["tables", "gone"])
-    assert done.exit_code == 2 and "there is no folder gone" in done.stderr
+    done = command("tables", str(run), "--paper", "--output", str(file), of=app)
+    assert done.stdout == file.read_text()
+    assert "there is no folder gone" in command("tables", "gone", code=2, of=app).stderr

@@ -11,6 +11,7 @@ from PIL import Image
 from tests.data.test_vstar import write
 from typer.testing import CliRunner
 
+from commands import command
 from reproduce import vts_v
 from reproduce.tables import published
 from reproduce.vts_v import app, look_tables
@@ -29,15 +30,15 @@ def test_a_benchmark_with_and_without(tmp_path: Path, tiny_folder: Path) -> None
         "--max-steps", "2", "--tool", "crop",
     ]  # fmt: skip
 
-    result = CliRunner().invoke(app, [*words, "--marks"])
-    assert result.exit_code == 0 and "mean of tasks" in result.output, result.output
+    result = command(*words, "--marks", of=app)
+    assert "mean of tasks" in result.output, result.output
     rows = json.loads((tmp_path / "out" / "bench.json").read_text())["rows"]
     assert [row["name"] for row in rows] == ["zero-shot", "without looking", "set of mark", "looking"]
     for row in rows:
         assert row["problems"] == 4 and set(row["tasks"]) == {"direct_attributes", "relative_position"}
     assert [row["crop_hit"] for row in rows] == [None, None, None, 0]
     assert [row["steps"] is None for row in rows] == [True, True, True, False]
-    shown = CliRunner().invoke(app, ["tables", f"tiny={tmp_path / 'out'}"])
+    shown = command("tables", f"tiny={tmp_path / 'out'}", of=app)
     assert "| tiny + SoM | 0.00 | – | – |" in shown.output, shown.output
 
 
@@ -53,8 +54,8 @@ def test_a_model_that_takes_no_images_in_later_turns(tmp_path: Path, monkeypatch
     monkeypatch.setattr(vts_v, "evaluate_recipe", evaluated)
     write(tmp_path / "vstar" / "direct_attributes", "sa_0")
     words = ["bench", str(tmp_path / "vstar"), "--output", str(tmp_path / "out"), "--tool", "crop"]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 0 and "| looking | – | – | – | – | – |" in result.output, result.output
+    result = command(*words, of=app)
+    assert "| looking | – | – | – | – | – |" in result.output, result.output
     assert "builtin:digits + VTS-V: problem 1, turn 1: a 'mllama' shows no image" in result.output
 
 
@@ -108,4 +109,4 @@ def test_tables(tmp_path: Path) -> None:
         look_tables([("mine", other)])
     with pytest.raises(ConfigError, match=r"has no bench\.json"):
         look_tables([("mine", tmp_path)])
-    assert CliRunner().invoke(app, ["tables"]).exit_code == 2
+    command("tables", code=2, of=app)

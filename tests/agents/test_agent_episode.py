@@ -88,6 +88,8 @@ KNOWN = {
     "wrong": WRONG,
     "unknown": UNKNOWN,
     "fly": calls("fly"),
+    "sink": calls("switch", lamp="sink"),
+    "hall": calls("go", room="hall"),
 }
 
 

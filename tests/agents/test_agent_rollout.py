@@ -6,20 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from tests.agents.lamps import KITCHEN, LOOK, OVEN, PROBLEM, TASK, episode, submit
 from tests.agents.test_agent_episode import EVIL, Asked
 from tests.policy.test_tool_templates import HERMES, QWEN3
 
 from sampled_threads import drawn
 from selfverify.agents.judges.jury import Jury
-from selfverify.core.trajectory import OBSERVATION, Finish, Group, Trajectory, valid_trajectories
+from selfverify.core.trajectory import OBSERVATION, Finish, Group, Trajectory
 from selfverify.experiments.registry import make_method
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.script_sampler import recite
-from selfverify.tasks.base import Verdict
 from selfverify.tasks.tool_episode import ACTION
-from selfverify.trainer.batch import make_streams
 
 
 @pytest.fixture
@@ -67,28 +64,6 @@ def test_turns_are_actions_and_screens_are_observed_and_stay_what_they_are(
     for segment, other in zip(hostile.segments, found.segments, strict=True):
         assert [t for t in segment.tokens if t in markup] == [t for t in other.tokens if t in markup]
     assert hostile.rewards == found.rewards
-
-
-@pytest.mark.parametrize("name", ["smartsnap", "grpo"])
-def test_advantages_by_hand(policy: Policy, name: str) -> None:
-    """R is 0.95, 0.15, -1: mean 1/30, unbiased standard deviation 0.9805; two have no verdict."""
-    found = group(policy)
-    valid = valid_trajectories(found, drop_truncated=False)
-    assert valid.tolist() == [True, True, True, False, False]
-    assert [t.finish for t in found.trajectories][3:] == [Finish.ERROR] * 2
-    assert isinstance(found.trajectories[3].parsed, Verdict) and found.trajectories[3].parsed.unjudged
-    method = make_method(name, kl=0.0)
-    [credit] = [c for c in method.credit(found, valid) if c.channel == ACTION]
-    rewards = torch.tensor([0.95, 0.15, -1.0], dtype=torch.float64)
-    expected = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
-    assert credit.advantage[:3].tolist() == pytest.approx(expected.tolist())
-    assert credit.advantage[3:].tolist() == [0.0, 0.0] and credit.kl_coef == 0.0
-    [prompt] = policy.encode([PROBLEM])
-    streams = make_streams(prompt, found, method.credit(found, valid), number=0)
-    for row, trajectory in enumerate(found.trajectories):
-        mask = torch.tensor(trajectory.channel_mask([ACTION]))
-        trained = streams.channel_gr[row, : len(mask)] >= 0
-        assert trained.tolist() == (mask & valid[row]).tolist()
 
 
 def test_what_smartsnap_logs(policy: Policy) -> None:

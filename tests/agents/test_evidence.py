@@ -39,15 +39,10 @@ def test_improper_evidence_is_refused_and_never_repaired(evidences: Any, fault: 
     assert rounds(evidences) == ([], fault)
 
 
-def test_arguments_have_to_be_those_of_the_tool() -> None:
+@yaml_cases
+def test_arguments_have_to_be_those_of_the_tool(arguments: dict[str, Any], fault: str) -> None:
     assert rounds([4, 1]) == ([1, 4], "")
-    for arguments, fault in (
-        ({"evidences": [1]}, "`message` is no text"),
-        ({"message": 3, "evidences": [1]}, "`message` is no text"),
-        ({"message": "done"}, "no evidence"),
-        ({"message": "done", "evidences": [1], "reward": 1}, "submit has no argument 'reward'"),
-    ):
-        assert read_submission(arguments, SEEN, EvidenceConfig())[1:] == ([], fault)
+    assert read_submission(arguments, SEEN, EvidenceConfig())[1:] == ([], fault)
 
 
 def test_baselines_take_a_message_only() -> None:
@@ -60,21 +55,13 @@ def test_baselines_take_a_message_only() -> None:
     assert submit_tool("all")["function"]["parameters"]["required"] == ["message"]
 
 
-def test_what_a_judge_is_shown() -> None:
-    def shown(chosen: list[int], **settings: Any) -> list[int]:
-        config = EvidenceConfig(**settings)
-        found = shown_to_judge([HISTORY[n] for n in chosen], HISTORY, config)
-        return [exhibit.seen.round for exhibit in found]
+@yaml_cases
+def test_what_a_judge_is_shown(chosen: list[int], settings: dict[str, Any], shown: list[int]) -> None:
+    found = shown_to_judge([HISTORY[n] for n in chosen], HISTORY, EvidenceConfig(**settings))
+    assert [exhibit.seen.round for exhibit in found] == shown
 
-    assert shown([1, 3]) == [1, 3]
-    assert shown([1, 3], last_screen=True) == [1, 3, 4]
-    assert shown([1, 4], last_screen=True) == [1, 4]  # not twice
-    assert shown([], source="last") == [4]
-    assert shown([], source="all") == [0, 1, 2, 3, 4]
-    assert shown([], source="message") == []
-    # What is read may be something else than what is handed in.
-    for read, expected in (("all", [0, 1, 2, 3, 4]), ("last", [4]), ("message", [])):
-        assert shown([1, 3], judged=read) == expected
+
+def test_who_chooses_nothing_has_no_chosen_evidence() -> None:
     with pytest.raises(ValueError, match="with source=all the agent chooses nothing"):
         EvidenceConfig(source="all", judged="chosen")
     assert shown_to_judge([], [], EvidenceConfig(source="last")) == []

@@ -44,36 +44,17 @@ def test_values_in_the_state_and_in_exhibits() -> None:
     assert not same("Bob", "Bob Lee") and not same(True, 1) and not same(0, False) and same(3, 3)
 
 
-def test_a_new_record_is_not_one_that_was_there() -> None:
-    goal = Goal(needs=(Has(kind="alarm", match={"time": "07:30"}, new=True, before=("1",)),))
-    assert not goal.on_state([("alarm/1", "time", "07:30")]).complete
-    assert goal.on_state([("alarm/2", "time", "07:30")]).complete
-    assert goal.shown([exhibit(1, ("alarm", "count", 1), ("alarm/1", "time", "07:30"))]).verdict is False
-    assert goal.shown([exhibit(1, ("alarm/2", "time", "07:30"))]).verdict is True
+@yaml_cases
+def test_what_exhibits_say_of_a_goal(
+    goal: dict[str, Any], shown: list[Facts], message: str, verdict: bool | None
+) -> None:
+    exhibits = [exhibit(number, *facts) for number, facts in enumerate(shown, start=1)]
+    assert Goal.read(goal).shown(exhibits, message).verdict is verdict
 
 
-def test_what_a_whole_list_lacks_is_not_there() -> None:
-    goal = Goal(needs=(Absent(kind="alarm", match={"time": "07:30"}),))
-    assert goal.shown([exhibit(1, ("alarm", "count", 2), ("alarm/1", "time", "06:00"))]).verdict is None
-    whole = exhibit(1, ("alarm", "count", 1), ("alarm/1", "time", "06:00"))
-    assert goal.shown([whole]).verdict is True
-    assert goal.shown([whole, exhibit(2, ("alarm/2", "time", "07:30"))]).verdict is False
-    assert goal.on_state([("alarm/1", "time", "06:00")]).complete
-    # A record whose value is not shown proves no absence.
-    on = Goal(needs=(Absent(kind="alarm", match={"on": True}),))
-    assert on.shown([whole]).verdict is None
-    assert on.shown([exhibit(1, ("alarm", "count", 1), ("alarm/1", "on", False))]).verdict is True
-
-
-def test_a_count_rests_on_every_record() -> None:
-    on = Listed(kind="alarm", match={"on": True})
-    goal = Goal(kind="query", needs=(on,), answer=Answer(form="number", value="1"))
-    whole = exhibit(1, ("alarm", "count", 2), ("alarm/1", "on", True), ("alarm/2", "on", False))
-    part = exhibit(1, ("alarm", "count", 2), ("alarm/1", "on", True), ("alarm/2", "time", "06:00"))
-    assert goal.shown([whole], "1").verdict is True
-    assert goal.shown([whole], "2").verdict is False
-    assert goal.shown([part], "1").verdict is None
-    assert goal.on_state([], "1").complete and not goal.on_state([], "2").complete
+@yaml_cases
+def test_what_a_state_says_of_a_goal(goal: dict[str, Any], facts: Facts, message: str, done: bool) -> None:
+    assert Goal.read(goal).on_state(facts, message).complete is done
 
 
 def test_what_is_about_the_task() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.agents.lamps import KITCHEN, LOOK, OVEN, UNKNOWN, WRONG, Lamps, Waiting, calls, hold, submit
+from tests.agents.lamps import KITCHEN, OVEN, Lamps, Waiting, hold, submit
+from tests.agents.test_agent_episode import spoken
 
 from selfverify.agents.episode import AgentConfig
 from selfverify.agents.evidence import Exhibit
@@ -45,52 +46,22 @@ def test_a_format_error_is_the_penalty_and_nothing_else() -> None:
         composite(False, True, 1, RewardConfig())
 
 
-SINK = calls("switch", lamp="sink")
-HALL = calls("go", room="hall")
-
-
 def parts(*turns: str, **settings: Any) -> dict[str, float]:
     ending: EpisodeResult = hold(*turns, **settings)[2]
     return ending.rewards
 
 
-def test_success_sub_goals_and_steps() -> None:
-    done = parts(LOOK, KITCHEN, OVEN, submit(3))
-    # The shortest way has two calls; looking is none, nor is handing in.
-    assert (done["truth"], done["sub_goals"], done["rrr"]) == (1.0, 1.0, 1.0)
-    longer = parts(KITCHEN, SINK, OVEN, SINK, submit(4))
-    assert (longer["truth"], longer["rrr"]) == (1.0, 0.5)
-    failed = parts(KITCHEN, submit(1))
-    assert (failed["truth"], failed["sub_goals"]) == (0.0, 0.0) and "rrr" not in failed
-    lit = {"type": "has", "kind": "lamp", "values": {"on": True}}
-    both = Goal.read({"needs": [lit | {"key": lamp} for lamp in ("oven", "sink")]})
-    half = parts(KITCHEN, OVEN, submit(2), goal=both)
-    assert (half["truth"], half["sub_goals"]) == (0.0, 0.5)
+MAKES = {"waiting": Waiting, "pixels": lambda: Lamps(pixels=True)}
 
 
-def test_truth_is_also_known_where_nothing_was_handed_in() -> None:
-    found = parts(KITCHEN, OVEN, "I am done.")
-    assert (found["truth"], found["answer"], found["correct"]) == (1.0, -1.0, 1.0)
-    assert parts(KITCHEN, OVEN, turns=2)["truth"] == 1.0
-    assert parts(KITCHEN, OVEN, turns=2, make=Waiting)["truth"] == 1.0
-
-
-def test_evidence_oriented_turns_follow_the_goal() -> None:
-    assert parts(KITCHEN, OVEN, submit(2))["evidence_turns"] == 0.0
-    assert parts(KITCHEN, OVEN, HALL, LOOK, KITCHEN, submit(5))["evidence_turns"] == 2.0  # looking is none
-    assert "evidence_turns" not in parts(KITCHEN, submit(1))
-
-
-def test_evidence_against_the_smallest_sufficient_set() -> None:
-    def evidence(*rounds: int) -> tuple[float | None, ...]:
-        found = parts(KITCHEN, OVEN, HALL, KITCHEN, submit(*rounds))
-        return found["evidence"], found["sufficient"], found.get("excess")
-
-    assert evidence(2) == (1.0, 1.0, 1.0)
-    assert evidence(2, 3, 4) == (3.0, 1.0, 3.0)
-    assert evidence(1) == (1.0, 0.0, None)
-    # Nothing that was shown proves it, so that nothing could have been complete.
-    assert "sufficient" not in parts(KITCHEN, submit(1))
+@yaml_cases
+def test_what_is_measured(
+    turns: list[Any], settings: dict[str, Any], measured: dict[str, float | None]
+) -> None:
+    """What is null is not."""
+    kinds: dict[str, Any] = {"make": MAKES.get, "goal": Goal.read}
+    found = parts(*map(spoken, turns), **{k: kinds.get(k, int)(v) for k, v in settings.items()})
+    assert {name: found.get(name) for name in measured} == pytest.approx(measured)
 
 
 def test_judges_against_the_truth() -> None:
@@ -135,14 +106,6 @@ def test_rrr_of_what_judges_found_where_the_truth_is_not_known() -> None:
 @yaml_cases
 def test_reasonable_operations_by_hand(same: list[bool], share: float) -> None:
     assert reasonable_share(same) == share
-
-
-def test_operations_without_effect_are_unreasonable() -> None:
-    # Screens: hall, hall (refused, counted), kitchen, kitchen (refused, counted), oven. Looking is left out.
-    turns = (WRONG, LOOK, KITCHEN, UNKNOWN, WRONG, OVEN, submit(5))
-    assert parts(*turns)["ror_xml"] == pytest.approx(1 / 3)
-    found = parts(*turns, make=lambda: Lamps(pixels=True))
-    assert found["ror"] == pytest.approx(1 / 3) and "ror_xml" not in found
 
 
 def test_pixels_that_are_white_in_both_do_not_count() -> None:

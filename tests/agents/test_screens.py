@@ -8,17 +8,14 @@ import pytest
 
 from selfverify.agents.tools import (
     Box,
-    Element,
     LaunchApp,
     Look,
     PressKey,
-    Screen,
     ScreenTools,
     Swipe,
     Tap,
     TypeText,
     WaitFor,
-    describe,
     name_elements,
     quoted,
 )
@@ -27,18 +24,6 @@ from selfverify.tasks.tool_calls import ToolError
 from tables import yaml_cases
 
 SIZE = (1080, 2400)
-
-
-def test_a_screen_is_one_line_per_element() -> None:
-    """What it is, what can be done, how it is, what it says, where it is."""
-    wifi = Element("n2181", "TextView", Box(40, 200, 400, 280), texts=("Wi-Fi",))
-    switch = Element("n5b10", "Switch", Box(900, 200, 1040, 280), ("click", "check"), ("unchecked",), depth=1)
-    assert describe(Screen("com.android.settings", SIZE, [wifi, switch])).split("\n") == [
-        'App "com.android.settings", screen 1080 x 2400',
-        '[n2181] TextView "Wi-Fi" [40,200][400,280]',
-        "    [n5b10] Switch (click, check; unchecked) [900,200][1040,280]",
-    ]
-    assert describe(Screen("a", SIZE)).endswith("(nothing to be read or used)")
 
 
 @yaml_cases

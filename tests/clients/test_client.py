@@ -106,10 +106,23 @@ def test_a_server_that_fails_while_n_is_probed_is_told_of(probed: int) -> None:
     assert caught.value.status == probed and (len(fake.seen) == 2 or probed != 400)
 
 
-def test_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    for header in ("nan", "soon", None, ""):
-        assert seconds_of(header) is None
-    assert [seconds_of(header) for header in ("7", "1.5", "-1")] == [7.0, 1.5, 0.0]
+@yaml_cases
+def test_the_wait_that_a_server_asks_for(header: str, seconds: float | None) -> None:
+    assert seconds_of(header) == seconds
+
+
+@pytest.mark.parametrize("waits", [
+    {"Retry-After-Ms": "400"},
+    {"Retry-After-Ms": "400", "Retry-After": "3600"},
+    {"retry-after-ms": "soon", "Retry-After": "0.4s"},
+    {"RETRY-AFTER": "400ms"},
+])  # fmt: skip
+def test_milliseconds_come_before_seconds(waits: dict[str, str]) -> None:
+    fault, _, outcomes, seconds = tried(busy(waits))
+    assert fault is None and outcomes == ["refused", "ok"] and 0.4 <= seconds < 20
+
+
+def test_a_date_after_which_to_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()  # a date without a zone is no local time
     soon = datetime.now(UTC) + timedelta(seconds=100)
@@ -192,13 +205,16 @@ def test_a_rating_is_soft_where_there_are_probabilities(knows: bool) -> None:
 # --- calls that are made again: how often, how long is waited, what is counted
 
 
-def busy(*waits: str) -> FakeUpstream:
-    """Refuses its first requests with these ``Retry-After``; the answers that follow are whole."""
+def busy(*waits: str | dict[str, str]) -> FakeUpstream:
+    """Refuses its first requests with these ``Retry-After``, or headers; what follows is whole."""
     left = list(waits)
 
     def says(body: Body) -> web.Response | None:
-        error = {"error": {"message": "busy"}}
-        return web.json_response(error, status=429, headers={"Retry-After": left.pop(0)}) if left else None
+        if not left:
+            return None
+        wait, error = left.pop(0), {"error": {"message": "busy"}}
+        headers = {"Retry-After": wait} if isinstance(wait, str) else wait
+        return web.json_response(error, status=429, headers=headers)
 
     return FakeUpstream(says=says)
 

@@ -117,6 +117,7 @@ DONE = "data: [DONE]"
         ["event: chunk\nid: 3\n" + event("9", "stop").replace("data: ", "data:"), DONE],
         [event("8", "stop", index=7), event("9", "stop", index=None), event("8"), DONE],
         [event("9", "", index="0"), event(PARTS[:0], "stop"), DONE],
+        [event("", "null"), event("9", "null"), event("", "stop"), DONE],
         ["\ufeff" + event(None, "stop", **told("message", {"content": "9"}), delta=None), DONE],
         ['data: {"choices": null}', event("9"), 'data: {"usage": null}', event(None, "stop"), DONE],
         [event("8", "error"), event("9", "stop"), DONE],

@@ -53,7 +53,7 @@ def test_a_command() -> None:
         measured = await toolset.step(Call("measure"))
         assert (measured.text, measured.done, measured.reward) == ('{"width":3}', False, None)
         for call, why in (
-            (Call("fail", {"how": "raise"}), "no ink"),
+            (Call("fail", {"how": "raise \ud83d"}), "no ink"),
             (Call("square", {"size": "big"}), "size"),
             (Call("dance"), "dance"),
         ):

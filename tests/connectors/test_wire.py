@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,19 @@ def test_a_reward_beyond_all_floats_is_refused() -> None:
         )
 
 
+def test_half_a_surrogate_pair_spoils_no_message() -> None:
+    """JSON can hold it, and text cannot; whole pairs stay."""
+    assert openenv.decode_object(r'{"a": "4 \ud83d", "b\ude00": "\ud83d\ude00"}') == {
+        "a": "4 \ufffd",
+        "b\ufffd": "😀",
+    }
+    shown = observation_data(StepResult(0, "4 \ud83d 😀", error="\ude00"))
+    assert foreign(json.loads(openenv.encode(shown))["observation"]).error == "?"
+    assert '"4 ? 😀"' in openenv.encode(shown)
+    with pytest.raises(DataError, match="cannot be written as JSON"):
+        openenv.encode({"a": "\ud83d", "b": object()})
+
+
 def test_messages_and_requests_that_are_none_are_refused() -> None:
     broken = ("", "{", "[]", "7", '"x"', "{}", '{"type": 7}', '{"type": "step", "data": []}', "[" * 10_000)
     call = {"type": "call_tool"}
@@ -195,15 +209,27 @@ def test_what_cannot_be_shown_leaves_a_note() -> None:
         {"type": "text", "text": "a"},
         {"type": "audio", "data": "", "mimeType": "audio/wav"},
         {"type": "resource", "resource": {"uri": "x", "text": "b"}},
+        {"type": "image", "data": "PHN2Zy8+", "mimeType": "image/svg+xml"},
+        {"type": "resource", "resource": {"uri": "x", "blob": "PHN2Zy8+", "mimeType": "image/svg+xml"}},
     ]
-    assert from_blocks(blocks, LIMITS)[0] == "a\n(a block of type audio, which cannot be shown)\nb"
+    audio, image, resource = (
+        f"(a block of type {kind}, which cannot be shown)" for kind in ("audio", "image", "resource")
+    )
+    assert from_blocks(blocks, LIMITS) == ("\n".join(["a", audio, "b", image, resource]), [])
 
 
 def test_pictures_are_shown_however_they_are_embedded() -> None:
     [block] = to_blocks("", [Image.new("L", (3, 2))])
-    resource = {"uri": "file:///a.png", "mimeType": "image/png", "blob": block["data"]}
+    file = io.BytesIO()
+    Image.new("RGB", (3, 2)).save(file, "WEBP")
+    png, webp = (
+        {"uri": f"file:///a.{kind}", "mimeType": f"image/{kind}", "blob": data}
+        for kind, data in (("png", block["data"]), ("webp", base64.b64encode(file.getvalue()).decode()))
+    )
     for other in (
-        {"type": "resource", "resource": resource},
+        {"type": "resource", "resource": png},
+        {"type": "resource", "resource": webp},
+        block | {"mimeType": "image/jpg"},
         block | {"data": f"data:image/png;base64,{block['data']}"},
     ):
         text, images = from_blocks([other], LIMITS)

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
-from selfverify.cli.main import app
+from commands import command
 from selfverify.core.config import EvaluationConfig, RolloutLimits
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.problem import Problem
@@ -198,8 +197,7 @@ def test_eval_and_report(walker: Policy, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("selfverify.experiments.run.start_processes", lambda recipe: None)
     settings = ["task.name=walks", "evaluation.problems=3", "evaluation.samples=2"]
     settings += ["sampling.max_new_tokens=8"]
-    done = CliRunner().invoke(app, ["eval", "adpo-digits", *settings, "--output", str(tmp_path / "run")])
-    assert done.exit_code == 0, done.output
+    command("eval", "adpo-digits", *settings, "--output", str(tmp_path / "run"))
     page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text(encoding="utf-8")
     shown = whole(read_samples(tmp_path / "run" / "samples.jsonl")[1])
     assert shown and page.count('class="strip"') >= len(shown)

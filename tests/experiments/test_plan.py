@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
+from commands import command
 from memory_meter import Meter
-from selfverify.cli.main import app
 from selfverify.core.config import EpisodeConfig, RolloutLimits
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.problem import Problem
@@ -238,8 +237,7 @@ def test_a_dry_run_says_it(tiny_folder: Path, text_folders: dict[str, Path]) -> 
     """As comments; what cannot be planned is said in a line, and the recipe is printed all the same."""
 
     def run(*arguments: object) -> str:
-        result = CliRunner().invoke(app, ["train", "adpo-digits", "--dry-run", *map(str, arguments)])
-        assert result.exit_code == 0, result.output
+        result = command("train", "adpo-digits", "--dry-run", *arguments)
         return result.stdout
 
     shown = run(f"policy.path={tiny_folder}", *SIZES, "--gpus", 2, "--sharded")

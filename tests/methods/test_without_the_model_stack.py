@@ -12,6 +12,7 @@ import math
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +62,25 @@ def group_of(case: Case) -> Group:
     return Group(Problem("p", []), found, case.get("step", 0))
 
 
-def answered(correct: float, score: float, one: float | None = None) -> Trajectory:
-    """One well-formed answer with a score behind it, each of whose characters is a token."""
-    reading = None if one is None else read(one)
-    written = [ord(character) for character in f"{score}</score>"]
-    segments = [Segment("answer", [7, 8, 9]), Segment("score", written, finish=Finish.STOP, parsed=reading)]
-    rewards = {"answer": correct, "correct": correct, "answer_format": 1.0}
-    scores = {"sampled": score} | ({"soft": reading.soft} if reading else {})
-    return Trajectory(segments, scores, rewards | {"score_format": 1.0, "score_opened": 1.0})
+def answered(
+    quality: float,
+    score: float | str | None,
+    one: float | None = None,
+    tags: bool = True,
+    finish: str = "stop",
+) -> Trajectory:
+    """An answer of this quality, in its tags or not, and its score, whose characters are tokens; a text is
+    malformed."""
+    segments = [Segment("answer", [7, 8, 9])]
+    if score is not None:
+        written = [ord(character) for character in f"{score}</score>"]
+        segments.append(Segment("score", written, parsed=None if one is None else read(one)))
+    segments[-1].finish = Finish(finish)
+    known = isinstance(score, float)
+    rewards = {"answer": quality, "correct": float(quality > 0.5), "answer_format": float(tags)}
+    rewards |= {"score_format": float(known), "score_opened": float(score is not None)}
+    scores = {"sampled": score} if known else {}
+    return Trajectory(segments, scores if one is None else scores | {"soft": read(one).soft}, rewards)
 
 
 def read(one: float) -> ScoreReading:
@@ -80,15 +92,21 @@ def read(one: float) -> ScoreReading:
     return ScoreReading(tree, {(): {ord("0"): 1 - one, ord("1"): one}, (ord("0"), ord(".")): tenths})
 
 
-def turns(first: int, second: int, score: float | None = None, finish: Finish = Finish.STOP) -> Trajectory:
-    """An answer and its re-examination, and maybe a score; 1 is right, and ``finish`` ends the last one."""
+def turns(
+    first: int, second: int, score: float | None = None, finish: str = "stop", tags: Sequence[float] = (1, 1)
+) -> Trajectory:
+    """An answer and its re-examination, in their tags or not, and maybe a score; 1 is right.
+
+    ``finish`` is the end of the last one.
+    """
     said = [Segment("turn_1", [5, 6]), Segment("observation", [7], author="environment", turn=1)]
     said.append(Segment("turn_2", [8, 9, 9], turn=1))
     said += [] if score is None else [Segment("score", [3, 2], turn=1)]
-    said[-1].finish = finish
+    said[-1].finish = Finish(finish)
     rewards = {"answer": float(second), "correct": float(second), "correct_1": float(first)}
-    formats = dict.fromkeys(("answer_format", "score_format", "score_opened"), 1.0)
-    return Trajectory(said, {} if score is None else {"sampled": score}, rewards | formats)
+    rewards |= {"answer_format_1": float(tags[0]), "answer_format": float(tags[1])}
+    rewards |= {"score_format": 1.0, "score_opened": 1.0}
+    return Trajectory(said, {} if score is None else {"sampled": score}, rewards)
 
 
 def acted(channels: dict[str, Any], rewards: Any = (), finish: str = "stop") -> Trajectory:
@@ -137,9 +155,8 @@ def numbers(case: Case) -> Numbers:
     """A case's credits by channel."""
     method = methods()[case["method"]]
     made = group_of(case)
-    found = method(method.config_class(**case.get("options", {}))).credit(
-        made, valid_trajectories(made, False)
-    )
+    valid = valid_trajectories(made, case.get("drop_truncated", False))
+    found = method(method.config_class(**case.get("options", {}))).credit(made, valid)
     assert len({credit.channel for credit in found}) == len(found)
     return {credit.channel: numbers_of(credit) for credit in found}
 

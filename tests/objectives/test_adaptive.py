@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from selfverify.objectives import RewardShape, dynamic_kl, error_rate, reward_table, trajectory_reward
+from selfverify.objectives import RewardShape, dynamic_kl, reward_table
 from tables import yaml_cases
 
 PAPER = RewardShape()
@@ -28,23 +28,6 @@ def test_rewards_by_hand(rate: float, r_00: float, r_01: float, r_10: float, r_1
 def test_kl_coefficients_by_hand(rate: float, first: float, second: float) -> None:
     found = dynamic_kl(table_at(rate), scale=0.01, bases=(0.001, 0.001))
     torch.testing.assert_close(torch.stack(found), torch.tensor([first, second]))
-
-
-def test_error_rate_counts_valid_trajectories_only() -> None:
-    first = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 1.0]])
-    valid = torch.tensor([[True, True, True, False], [False, False, False, False]])
-    torch.testing.assert_close(error_rate(first), torch.tensor([0.5, 0.5]))
-    found = error_rate(first, valid)
-    assert float(found[0]) == pytest.approx(2 / 3)
-    assert bool(found[1].isnan())
-
-
-def test_each_trajectory_earns_its_type() -> None:
-    table = torch.stack([table_at(0.0), table_at(1.0)])
-    first = torch.tensor([[0.0, 0.0, 1.0, 1.0]]).expand(2, 4)
-    second = torch.tensor([[0.0, 1.0, 0.0, 1.0]]).expand(2, 4)
-    expected = torch.tensor([[-1.0, 0.4, -1.0, 1.6], [-1.5, 1.4, -0.5, 0.6]])
-    torch.testing.assert_close(trajectory_reward(table, first, second), expected)
 
 
 @yaml_cases

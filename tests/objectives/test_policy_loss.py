@@ -47,43 +47,6 @@ def test_weight_is_for_the_first_term_alone():
     torch.testing.assert_close(new.grad, torch.tensor([[-1.45, -3.95]]))
 
 
-def test_k3_by_hand():
-    """new = ln .5, ref = ln .25: d = -ln 2 = -.693147; e^d - d - 1 = .5 + .693147 - 1 = .193147. Equal: 0."""
-    kl = kl_k3(logs(0.5, 0.3), logs(0.25, 0.3))
-    torch.testing.assert_close(kl, torch.tensor([[0.5 + math.log(2) - 1, 0.0]]))
-
-
-def test_surrogate_by_hand():
-    """Ratios 1.5, 1.5, .5, .5, 1.1 with A = 2, -2, 2, -2, 2, clipped to [.8, 1.2]:
-
-    min(3, 2.4) = 2.4 (clipped); min(-3, -2.4) = -3; min(1, 1.6) = 1; min(-1, -1.6) = -1.6 (clipped);
-    min(2.2, 2.2) = 2.2. The loss is the negative.
-    """
-    advantage = torch.tensor([[2.0, -2.0, 2.0, -2.0, 2.0]])
-    terms = surrogate(logs(1.5, 1.5, 0.5, 0.5, 1.1), logs(1, 1, 1, 1, 1), advantage)
-    torch.testing.assert_close(terms.loss, torch.tensor([[-2.4, 3.0, -1.0, 1.6, -2.2]]))
-    assert terms.clipped.tolist() == [[True, False, False, True, False]]
-    torch.testing.assert_close(terms.ratio, torch.tensor([[1.5, 1.5, 0.5, 0.5, 1.1]]))
-    assert terms.kl.tolist() == [[0.0] * 5]
-
-
-def test_clipping_above_and_below_are_separate():
-    """Ratio 1.25, A = 1: clip_high .28 leaves 1.25, .1 makes 1.1. Ratio .7, A = -1, clip_low .4: -.7."""
-    assert surrogate(logs(1.25), logs(1), 1.0, clip_high=0.28).loss.item() == pytest.approx(-1.25)
-    assert surrogate(logs(1.25), logs(1), 1.0, clip_high=0.1).loss.item() == pytest.approx(-1.1)
-    assert surrogate(logs(0.7), logs(1), -1.0, clip_low=0.4).loss.item() == pytest.approx(0.7)
-
-
-def test_each_token_has_its_own_kl_coefficient():
-    """On policy, A = 1, k3 = .193147 on both: -1 + .1 * .193147 and -1 + 2 * .193147."""
-    new = logs(0.5, 0.5)
-    coef = torch.tensor([[0.1, 2.0]])
-    terms = surrogate(new, new, 1.0, ref_logprobs=logs(0.25, 0.25), kl_coef=coef)
-    k3 = math.log(2) - 0.5
-    torch.testing.assert_close(terms.loss, torch.tensor([[-1 + 0.1 * k3, -1 + 2 * k3]]))
-    torch.testing.assert_close(terms.kl, torch.tensor([[k3, k3]]))
-
-
 def test_gradient_stops_where_clipped_and_diagnostics_carry_none():
     new = logs(1.5, 1.5).requires_grad_()
     terms = surrogate(new, logs(1, 1), torch.tensor([[1.0, -1.0]]))
@@ -107,11 +70,6 @@ def test_streams_that_would_broadcast_wrongly_are_refused(shape):
         surrogate(new, new, torch.zeros(shape))
     with pytest.raises(ValueError, match="kl_coef"):
         surrogate(new, new, 1.0, ref_logprobs=new, kl_coef=torch.zeros(shape))
-
-
-def test_likelihood_is_the_negative_log_probability():
-    """-ln .5 = .693147 and -ln 1 = 0."""
-    torch.testing.assert_close(likelihood(logs(0.5, 1.0)), torch.tensor([[math.log(2), 0.0]]))
 
 
 # ------------------------------------------------------------------------------- ratios of trajectories

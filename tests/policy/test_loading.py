@@ -15,9 +15,8 @@ from benchmarks.families import KINDS, write_family
 from safetensors.torch import load_file, save_file
 from tests.policy.conftest import noise_image
 from transformers import AutoImageProcessor
-from typer.testing import CliRunner
 
-from selfverify.cli.main import app
+from commands import command
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import CheckpointError, ConfigError
 from selfverify.core.policy_config import AdapterConfig
@@ -281,8 +280,7 @@ def test_adapters_and_what_they_are_merged_to(tiny_folder: Path, tmp_path: Path,
     loaded.save(again)
     assert seen(loaded) == seen(Policy.load(str(again), device="cpu")) == (8, (64, 32))
     assert seen(loaded.merged()) == (8, (64, 32))
-    done = CliRunner().invoke(app, ["merge", str(adapter), str(whole)])
-    assert done.exit_code == 0, done.output
+    command("merge", str(adapter), str(whole))
     assert seen(Policy.load(str(whole), device="cpu")) == (8, (64, 32))
     for folder in (adapter, again, whole):
         assert_all_read_the_same(policy, folder)

@@ -15,10 +15,10 @@ import pytest
 from PIL import Image
 from tests.agents.phone.played import call, expert, phone_task, played
 from tests.agents.test_agent_episode import Asked
-from tests.cli.test_cli import run as command
 from tests.evaluation.test_looked import far, teach
 from tests.experiments.looks.looks_recipe import far_recipe
 
+from commands import command
 from samples import write_samples
 from selfverify.agents.evidence import Vote
 from selfverify.agents.judges.jury import Jury

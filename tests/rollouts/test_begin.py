@@ -204,24 +204,6 @@ def test_an_answer_that_was_never_given_is_wrong(policy: Policy) -> None:
     assert made.tokens == [] and made.rewards["correct"] == 0.0 and made.finish == Finish.STOP
 
 
-def test_recited_conversations_begin_in_the_same_way(ending_policy: Callable[..., Policy]) -> None:
-    policy = ending_policy()
-    sampling = SAMPLING.model_copy(update={"group_size": 4})
-    seeds: list[int] = []
-
-    def begin(problem: Problem, seed: int) -> Episode:
-        seeds.append(seed)
-        return Screen(seed)
-
-    made = held(policy, [ASKED], [5], begin, LIMITS, sampling)
-    for seed, trajectory in zip(seeds, made.groups[0].trajectories, strict=True):
-        turns = [Sample(s.tokens, s.logprobs, s.finish) for s in trajectory.segments if s.author == "policy"]  # type: ignore[arg-type]
-        again = recite(policy, ASKED, Screen(seed), turns)
-        for own, other in zip(again.segments, trajectory.segments, strict=True):
-            for name in ("channel", "tokens", "turn", "text"):
-                assert getattr(own, name) == getattr(other, name)
-
-
 def raises() -> Any:
     raise OSError("no browser")
 

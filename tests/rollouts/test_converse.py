@@ -6,14 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from tests.rollouts.conversations import LONG, SAMPLING, Talkative, held
 from tests.updating import update
 
 from rounding import assert_close
 from selfverify.core.config import RolloutLimits
-from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Credit, Finish
 from selfverify.policy.policy import Policy
@@ -67,38 +65,6 @@ def test_shared_gradients_are_those_of_the_plain_forward(
     for name, grad in found[True].items():
         other = found[False][name]
         assert float((grad - other).abs().max()) <= 1e-4 * max(float(other.abs().max()), 1e-6), name
-
-
-def test_a_problem_alone_equals_itself_in_a_batch(
-    ending_policy: Callable[..., Policy], asked: list[Problem]
-) -> None:
-    policy = ending_policy()
-
-    def hold(problems: list[Problem], seeds: list[int], limits: RolloutLimits) -> list[list[list[int]]]:
-        made = held(policy, problems, seeds, lambda p, seed: Talkative(seed), limits)
-        return [[t.tokens for t in group.trajectories] for group in made.groups]
-
-    together = hold(asked, [3, 4], LONG)
-    assert hold(asked[1:], [4], LONG) == together[1:]
-    # Nor do threads that reply change anything.
-    assert hold(asked, [3, 4], LONG.model_copy(update={"step_threads": 4})) == together
-
-
-def test_a_full_context_ends_a_conversation(
-    ending_policy: Any, asked: list[Problem], caplog: pytest.LogCaptureFixture
-) -> None:
-    policy = ending_policy()
-    limit = policy.model.config.get_text_config().max_position_embeddings
-
-    class Wordy(Talkative):
-        def step(self, said: PolicyTurn) -> Observation:
-            super().step(said)
-            return Observation("word " * (limit // 2))
-
-    made = held(policy, asked[1:], [4], lambda p, s: Wordy(s))
-    for trajectory in made.groups[0].trajectories:
-        assert trajectory.finish == Finish.LENGTH and trajectory.rewards["answer"] >= 1
-    assert any("has reached its limit of" in record.getMessage() for record in caplog.records)
 
 
 def test_the_time_of_a_rollout_is_that_of_all_its_conversations(

@@ -73,8 +73,10 @@ def test_without_selection_everything_arrives() -> None:
 
 @pytest.mark.parametrize("model", ["m@plain", "m@bo1"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_no_number_becomes_null(model: str, stream: bool) -> None:
-    head = b'{"index":0,"%s":{"content":"9"},"finish_reason":"stop",'
+@pytest.mark.parametrize("text", [b"9", rb"9 \ud83d"])
+def test_what_is_no_number_becomes_null(model: str, stream: bool, text: bytes) -> None:
+    """Also beside half of a surrogate pair."""
+    head = b'{"index":0,"%s":{"content":"' + text + b'"},"finish_reason":"stop",'
     logprobs = b'"logprobs":{"content":[{"token":"9","logprob":-Infinity,"top_logprobs":[]}]},"x":NaN}'
     events = stream and model == "m@plain"  # a single candidate is not asked for in a stream
     said = b'{"choices":[' + head % (b"delta" if events else b"message") + logprobs + b"]}"

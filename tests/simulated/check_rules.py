@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from simulated.device import load, waits
@@ -52,32 +52,6 @@ def test_refused(name: str) -> None:
     said = r"(?i)same device|on cpu|device type|to have sim:0 device|should be the same|simulated devices"
     with pytest.raises((RuntimeError, TypeError), match=said):
         REFUSED[name]()
-
-
-ALLOWED: dict[str, Callable[[], Tensor]] = {
-    "a number of the CPU": lambda: D * torch.tensor(2.0),
-    "where with a number": lambda: torch.where(D > 0, D, torch.tensor(0.0)),
-    "masked_fill with a number": lambda: D.masked_fill(D > 0, torch.tensor(7.0)),
-    "indices of the CPU": lambda: D[IDS[:, 0]],
-    "a mask of the CPU as an index": lambda: D[FLAGS[:, 0]],
-    "a copy": lambda: torch.empty(3, 4, device=HERE).copy_(X),
-    "a copy between devices": lambda: X.to(OTHER).to(HERE),
-    "new tensors like another": lambda: D.new_zeros(2) + torch.zeros_like(D[0, :2]),
-    "a generator of its own": lambda: torch.rand(2, generator=torch.Generator(HERE), device=HERE),
-}
-
-
-@pytest.mark.parametrize("name", ALLOWED)
-def test_allowed(name: str) -> None:
-    assert ALLOWED[name]().device == HERE
-
-
-def test_tensors_are_made_on_the_cpu_unless_they_are_told() -> None:
-    assert torch.tensor([1.0]).device == torch.arange(3).device == torch.device("cpu")
-    assert torch.zeros(2, device="sim").device == HERE  # the current device
-    torch.sim.set_device(1)
-    assert torch.zeros(2, device="sim").device == OTHER
-    torch.sim.set_device(0)
 
 
 def test_the_host_waits_for_values_only() -> None:

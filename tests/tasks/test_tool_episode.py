@@ -19,17 +19,13 @@ from selfverify.core.trajectory import (
     OBSERVATION,
     SCORE,
     Finish,
-    Group,
     Trajectory,
-    valid_trajectories,
 )
-from selfverify.experiments.registry import make_method
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.script_sampler import recite
 from selfverify.tasks.base import Task, Verdict, user_turn
 from selfverify.tasks.tool_calls import Tool, ToolError, tool
 from selfverify.tasks.tool_episode import ACTION, ToolEpisode
-from selfverify.trainer.batch import make_streams
 from tables import yaml_cases
 
 
@@ -163,19 +159,6 @@ def test_a_call_and_an_answer(policy: Policy) -> None:
     assert (made.rewards["tool_calls"], made.rewards["tool_errors"]) == (1.0, 0.0)
     assert made.segments[0].parsed is None and made.segments[2].parsed == made.parsed
     assert made.parsed.answer == "cat" and made.finish == Finish.STOP
-
-
-def test_calls_are_learnt_and_what_was_shown_is_not(policy: Policy) -> None:
-    """GRPO trains what the policy wrote in all turns, also around an image, and the counts are logged."""
-    picture = call("look", '{"what": "wall"}')
-    of = Group(PROBLEM, [hold(policy, picture, RIGHT)[1], hold(policy, LOOK, "<answer>dog</answer>")[1]])
-    method, valid = make_method("grpo"), valid_trajectories(of, False)
-    [prompt] = policy.encode([PROBLEM])
-    streams = make_streams(prompt, of, method.credit(of, valid), number=0)
-    for row, trajectory in enumerate(of.trajectories):
-        own = [segment.author == "policy" for segment in trajectory.segments for _ in segment.tokens]
-        assert (streams.channel_gr[row, : len(own)] >= 0).tolist() == own
-    assert method.metrics([of])["reward/tool_calls"] == 1.0
 
 
 def test_images_and_half_characters_are_shown(policy: Policy) -> None:

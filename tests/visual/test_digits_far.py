@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,23 @@ def test_a_demonstration_may_look_on_after_the_0() -> None:
         last = [step["arguments"]["image_index"] for step in ending.turns[-1 - wasted : -1]]
         assert len(set(last)) <= 1 and 1 not in last and ending.rewards["duplicate_calls"] == 0
     assert {1, 2, 3} <= more <= {0, 1, 2, 3}
+
+
+def test_without_thoughts_a_look_in_vain_is_like_one_that_is_needed() -> None:
+    """Its words are a call alone, at a cell not visited yet; how many looks there were hardly tells."""
+    task = make_task("digits-far", think="none", wander=1.0, ends=0.2, longest=9, far_share=0.0)
+    vain, steps = {False: 0, True: 0}, {False: 0, True: 0}
+    for index in range(60):
+        episode, _, texts = taught(task, index)
+        ending, looks = episode.result(), episode.problem.meta["looks"]
+        boxes = [step["arguments"]["bounding_box"] for step in ending.turns[:-1]]
+        assert ending.rewards["correct"] == 1 and task.enough(episode.problem, ending.turns[:-1]) == looks
+        assert all(re.fullmatch(r"crop 1( \d){4}", text) for text in texts[:-1])
+        assert re.fullmatch(r"<answer>\d</answer>", texts[-1]) and len({*map(tuple, boxes)}) == len(boxes)
+        for step in range(3, len(texts)):
+            vain[step > 5] += step > looks
+            steps[step > 5] += 1
+    assert vain[True] / steps[True] == pytest.approx(vain[False] / steps[False], abs=0.15)
 
 
 def test_a_model_is_told_when_to_answer() -> None:

@@ -238,9 +238,6 @@ def ended(**arguments: Any) -> str:
     return call("terminate", **arguments)
 
 
-BOX = "[8, 8, 24, 24]"
-
-
 @pytest.mark.parametrize("calls", ["vts", "template"])
 @yaml_cases
 def test_what_is_no_answer(text: str, calls: str) -> None:
@@ -289,13 +286,6 @@ def test_a_turn_that_is_cut_off(text: str) -> None:
     assert episode.steps[1].stopped == "errors" and words(second).endswith(task.settings.answer_now)
     # It has been told to answer: the next turn is the last, and one whose answer is whole counts.
     assert episode.step(PolicyTurn(ANSWER[:-5], [], Finish.LENGTH, 2)).done
-    assert episode.result().rewards["correct"] == 1
-
-
-def test_too_many_faults_end_looking() -> None:
-    """The model is told to answer; its answer counts."""
-    episode, replies = held(looking(), *[text for text, _ in HOSTILE[:3]], ANSWER)
-    assert words(replies[2]).endswith("answer the question now.") and episode.steps[-1].stopped == "errors"
     assert episode.result().rewards["correct"] == 1
 
 

@@ -55,15 +55,6 @@ def test_induced_traces_are_never_chosen(tmp_path: Path) -> None:
     assert pair.source == "induced" and pair.rejected[0]["content"] == "5 it is"
 
 
-def test_wasteful_pairs(tmp_path: Path) -> None:
-    """On request, of two right traces the one with fewer looks is preferred."""
-    short = trace(tmp_path, "a", "a crop", "5")
-    long = trace(tmp_path, "b", "a crop", "b crop", "5")
-    assert make_pairs([short, long], Pairing())[0] == []
-    [pair] = make_pairs([short, long], Pairing(wasteful=True))[0]
-    assert (pair.id, pair.kind) == ("a > b", "wasteful") and pair.chosen == short.messages[-1:]
-
-
 def test_a_trace_is_rejected_once_and_a_problem_has_so_many_pairs(tmp_path: Path) -> None:
     rights = [trace(tmp_path, f"r{n}", f"{n} crop", "5") for n in "ab"]
     wrongs = [trace(tmp_path, f"w{n}", f"{n} crop", "6", right=False) for n in "cdefg"]

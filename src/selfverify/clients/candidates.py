@@ -96,7 +96,8 @@ class Growing:
         content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
         if isinstance(content, list):
             reply.logprobs += [entry for entry in content if isinstance(entry, dict)]
-        reply.finish = str(choice.get("finish_reason") or "")
+        finish = str(choice.get("finish_reason") or "")
+        reply.finish = "" if finish.lower() in ("null", "none") else finish  # as some write nothing
         if reply.finish:
             self.end()
 

@@ -16,6 +16,7 @@ import logging
 import math
 import os
 import random
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,9 +27,7 @@ from time import time
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic_core import PydanticSerializationError, from_json, to_json
-
-from selfverify.clients.replies import calls_of, mended, usable_choices
+from selfverify.clients.replies import calls_of, decoded, encoded, usable_choices
 from selfverify.core.config import checked_address
 from selfverify.core.errors import ConfigError, ServerError, needs
 
@@ -106,30 +105,14 @@ def server_url(url: str) -> str:
     return found if urlsplit(found).path else f"{found}/v1"
 
 
-def encoded(body: Mapping[str, Any]) -> bytes:
-    """Return a body as JSON. Halves of surrogate pairs, which are no text, become question marks."""
-    try:
-        return to_json(body)  # for a body with an image in a tenth of `json.dumps`'s time
-    except PydanticSerializationError:
-        return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
-
-
-def decoded(raw: bytes, piece: bool = False) -> dict[str, Any]:
-    """Return a reply's JSON object.
-
-    Args:
-        raw: Its bytes.
-        piece: Whether the other half of a surrogate pair may come in the next one.
+def read_reply(raw: bytes, piece: bool = False) -> dict[str, Any]:
+    """Return a reply's JSON object; ``piece`` is that of `decoded`.
 
     Raises:
         ServerError: It is none.
     """
     try:
-        try:
-            found = from_json(raw)
-        except ValueError:  # perhaps for half of a surrogate pair
-            found = json.loads(raw)
-            found = found if piece else json.loads(mended(json.dumps(found, ensure_ascii=False)))
+        found = decoded(raw, piece)
     except (ValueError, RecursionError):
         raise garbage(f"it is no JSON: {raw[:80]!r}") from None
     if not isinstance(found, dict):
@@ -176,7 +159,7 @@ def garbage(why: str) -> ServerError:
     return ServerError(f"the server's reply cannot be used: {why}", 502, "bad_reply", retry=True)
 
 
-def refusal(status: int, body: Any, retry_after: str | None = None) -> ServerError:
+def refusal(status: int, body: Any, wait_s: float | None = None) -> ServerError:
     """Return the error for a status, with what the server says about it."""
     error = body.get("error") or body if isinstance(body, dict) else body
     error = error if isinstance(error, dict) else {"message": error}
@@ -186,19 +169,33 @@ def refusal(status: int, body: Any, retry_after: str | None = None) -> ServerErr
         code = "invalid_api_key" if status in (401, 403) else None
         code = "model_not_found" if status == 404 and "model" in text.lower() else code
     text, passing = f"the server refused ({status}): {text[:500]}".rstrip(": "), status in _PASSING
-    return ServerError(text, status, code, passing, seconds_of(retry_after))
+    return ServerError(text, status, code, passing, wait_s)
 
 
-def seconds_of(retry_after: str | None) -> float | None:
-    """Return the seconds that a ``Retry-After`` asks for: a number, also with a fraction, or a date."""
+_DURATION = re.compile(r"(\d+\.?\d*)\s*(ms|milli|s|m|h)[a-z]*\.?\s*", re.IGNORECASE)
+_SECONDS = {"ms": 0.001, "milli": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds_of(wait: str | None, unit_s: float = 1.0) -> float | None:
+    """Return the seconds that a ``Retry-After`` asks for; None where it asks for nothing that can be read.
+
+    It is a number, also with a fraction, a date, or as some servers write it, a duration such as ``1m30s``.
+
+    Args:
+        wait: The header's value. A proxy may have added another one behind a comma.
+        unit_s: The seconds of a number's unit; ``retry-after-ms`` has milliseconds.
+    """
+    first = (wait or "").partition(",")[0].strip() or "nan"
     try:
-        seconds = float(retry_after or "nan")
+        seconds = float(first) * unit_s
     except ValueError:
-        try:
-            date = parsedate_to_datetime(str(retry_after))
-        except (ValueError, OverflowError):
-            return None
-        seconds = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - time()
+        seconds = sum(float(number) * _SECONDS[unit.lower()] for number, unit in _DURATION.findall(first))
+        if _DURATION.sub("", first).strip():  # there is more to it
+            try:
+                date = parsedate_to_datetime(str(wait))
+            except (ValueError, OverflowError):
+                return None
+            seconds = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - time()
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
@@ -287,7 +284,7 @@ class OpenAIClient:
 
         async def attempt() -> dict[str, Any]:
             async with asyncio.timeout(self.settings.timeout_s):
-                return checked(decoded((await self._post(body)).content))
+                return checked(read_reply((await self._post(body)).content))
 
         async with self._room:
             return await self._retried(attempt, on_lost, until)
@@ -360,7 +357,7 @@ class OpenAIClient:
     async def _models(self) -> list[dict[str, Any]]:
         async with asyncio.timeout(self.settings.timeout_s):
             response = await self._openai.get("/models", cast_to=httpx2.Response, options=self._asked)
-        found = decoded(response.content).get("data")
+        found = read_reply(response.content).get("data")
         if not isinstance(found, list):
             raise garbage("its list of models has no `data`")
         return [model for model in found if isinstance(model, dict) and isinstance(model.get("id"), str)]
@@ -421,7 +418,10 @@ class OpenAIClient:
     def _fault(self, error: BaseException) -> ServerError:
         """Return the error for a fault. Its detail is for those who chose the server."""
         if isinstance(error, openai.APIStatusError):
-            error = refusal(error.status_code, error.body, error.response.headers.get("Retry-After"))
+            headers = error.response.headers
+            wait_s = seconds_of(headers.get("Retry-After-Ms"), 0.001)
+            wait_s = seconds_of(headers.get("Retry-After")) if wait_s is None else wait_s
+            error = refusal(error.status_code, error.body, wait_s)
         # OpenAI's client and httpx name aiohttp's errors anew, and take a server that hangs up for a timeout.
         while error.__cause__ is not None and not isinstance(
             error, (ServerError, aiohttp.ClientError, TimeoutError)
@@ -459,12 +459,12 @@ def _outcome(error: ServerError) -> str:
 async def _chunks(response: httpx2.Response) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the chunks of a stream; what a server says that knows no streams is one."""
     if "json" in response.headers.get("Content-Type", ""):
-        yield as_chunk(checked(decoded(await response.aread())))
+        yield as_chunk(checked(read_reply(await response.aread())))
         return
     async for data in read_events(response.aiter_bytes()):
         if data == b"[DONE]":
             return
-        chunk = decoded(data, piece=True)
+        chunk = read_reply(data, piece=True)
         refuse_error(chunk)
         choices = chunk.get("choices") or []
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):

@@ -16,9 +16,10 @@ from pydantic_core import to_json
 from selfverify.core.errors import DataError
 from selfverify.core.images import to_rgb, upright
 from selfverify.data.fields import shown
-from selfverify.data.images import decode_image
+from selfverify.data.images import FORMATS, decode_image
 
 _NOTE = re.compile(r"\(a block of type [a-z_ ]*, which cannot be shown\)")
+_PICTURES, _SVG = {f"image/{format.lower()}" for format in FORMATS}, "image/svg+xml"
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 
 
@@ -72,12 +73,13 @@ def from_blocks(blocks: object, limits: ContentLimits) -> tuple[str, list[Image.
         match block:
             case {"type": "text", "text": str(text)} | {"type": "resource", "resource": {"text": str(text)}}:
                 texts.append(text)
-            case {"type": "image", "data": str(data)} | {
-                "type": "resource",
-                "resource": {"blob": str(data), "mimeType": "image/png" | "image/jpeg"},
-            }:
+            case {"type": "resource", "resource": {"blob": str(data), "mimeType": str(kind)}} if (
+                kind in _PICTURES
+            ):
                 _add_image(images, data, f"block {number}", limits)
-            case {"type": str(kind)} if kind not in ("text", "image"):
+            case {"type": "image", "data": str(data)} if block.get("mimeType") != _SVG:
+                _add_image(images, data, f"block {number}", limits)
+            case {"type": str(kind)} if kind not in ("text", "image") or block.get("mimeType") == _SVG:
                 texts.append(
                     f"(a block of type {re.sub(r'[^a-z_]+', ' ', kind[:40])}, which cannot be shown)"
                 )

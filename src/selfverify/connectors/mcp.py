@@ -14,7 +14,14 @@ from typing import Any
 
 from selfverify.clients.openai_client import BoundedReply
 from selfverify.connectors.content import ContentLimits, from_result
-from selfverify.connectors.openenv import RemoteSession, base_url, read_reward, read_tools
+from selfverify.connectors.openenv import (
+    RemoteSession,
+    base_url,
+    decode_object,
+    encode,
+    read_reward,
+    read_tools,
+)
 from selfverify.core.episode import Call, StepResult
 from selfverify.core.errors import ConfigError, DataError, needs
 
@@ -110,9 +117,10 @@ class McpToolset(RemoteSession):
 
     async def _asked(self, call: Call, limit_s: float) -> StepResult:
         assert self._client is not None
+        arguments = decode_object(encode(call.arguments))  # without halves of surrogate pairs
         async with self._within(limit_s, call.name[:40]):
             try:
-                result = await self._client.call_tool(call.name, dict(call.arguments))
+                result = await self._client.call_tool(call.name, arguments)
             except MCPError as error:
                 if error.code in _AGENTS_FAULT:
                     return StepResult(self._round, error=error.message[:2000])

@@ -35,8 +35,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
 from PIL import Image
-from pydantic_core import PydanticSerializationError, from_json, to_json
+from pydantic_core import to_json
 
+from selfverify.clients.replies import decoded, encoded
 from selfverify.connectors.content import ContentLimits, from_data_urls, from_result, to_blocks
 from selfverify.core.config import checked_address
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
@@ -64,8 +65,8 @@ def encode(message: Mapping[str, Any]) -> str:
         DataError: Something in it is no JSON value.
     """
     try:
-        return to_json(message, inf_nan_mode="constants").decode()
-    except (PydanticSerializationError, UnicodeError) as error:
+        return encoded(message).decode()
+    except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"the message cannot be written as JSON: {error}") from None
 
 
@@ -91,8 +92,8 @@ def decode_object(raw: str | bytes) -> dict[str, Any]:
         DataError: It is none.
     """
     try:
-        found = from_json(raw)
-    except ValueError as error:
+        found = decoded(raw)
+    except (ValueError, RecursionError) as error:
         raise DataError(f"no JSON: {error}") from None
     if not isinstance(found, dict):
         raise DataError(f"no JSON object, but {type(found).__name__}")
@@ -556,9 +557,9 @@ class RemoteEnvironment(RemoteSession):
         self._check_kept()
         if self._socket is None:
             raise DataError(f"{self.name}: open() or reset() comes first")
-        encoded, what = encode(message), what[:40]
+        sent, what = encode(message), what[:40]
         async with self._within(limit_s, what):
-            await self._socket.send_str(encoded)
+            await self._socket.send_str(sent)
             reply = await self._socket.receive()
             if reply.type is not aiohttp.WSMsgType.TEXT:
                 how = "bytes" if reply.type is aiohttp.WSMsgType.BINARY else "the end of the connection"

@@ -47,7 +47,7 @@ def json_bytes(data: Any) -> bytes:
     try:
         return to_json(data, inf_nan_mode="null")
     except PydanticSerializationError:  # half of a surrogate pair, whose other half is in the next chunk
-        return json.dumps(data).encode()
+        return json.dumps(json.loads(json.dumps(data), parse_constant=lambda _: None)).encode()
 
 
 def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

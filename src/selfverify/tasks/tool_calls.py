@@ -105,7 +105,7 @@ _ATTEMPT = r"""
     | [\[({{]\s*["'](?:{names})["']                                         # ["crop", 1, ...]
     | \b(?:(?:tool_|recipient_)?name|tool|function|api|command|action(?:_type)?)["'“”]?\s*[:：=]\s*["'“]
       (?:functions\.)?(?:{names})["'”]
-    | \A\W*(?-i:{names})\W*\Z                                            # crop
+    | \A\W*(?-i:{names})(?:[ ,]+(?:\w+=[^\s=,]+|-?\d[\d.]*))*\W*\Z         # crop; crop 1, 2; crop image=1
 """
 """Marks of a call in words that are none, for tools of these ``names``."""
 

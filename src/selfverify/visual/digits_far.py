@@ -146,12 +146,19 @@ class DigitsFarConfig(TaskConfig, EndingConfig):
     far: tuple[int, int] = Field((12, 13), description="Smallest and largest side of a far digit in pixels.")
     far_share: float = Field(0.4, ge=0, le=1, description="How many of the digits are far, as a share.")
     longest: int = Field(3, ge=1, le=9, description="Cells on the longest way, the 0's included.")
+    ends: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="The chance that a way ends in each of its cells, so that the number of looks says "
+        "nothing about it; null: all lengths up to the `longest` are alike.",
+    )
     wander: float = Field(
         0.0,
         ge=0,
         le=1,
         description="How many demonstrations, as a share, look on after the 0 was seen: at one to three "
-        "parts of its cell.",
+        "parts of its cell, or with `think: none` at cells not visited yet, in random order.",
     )
     told: float = Field(
         0.0,
@@ -174,7 +181,8 @@ class DigitsFarConfig(TaskConfig, EndingConfig):
     )
     think: Literal["way", "none"] = Field(
         "way",
-        description="With `tools: none`, what stands before the answer: the digits on the way, or nothing.",
+        description="What stands before a call or an answer: the digit that is seen (with `tools: none` the "
+        "digits on the way), or nothing, so that no words tell whether to look on.",
     )
     results: Results = Field(
         "shown",
@@ -201,8 +209,6 @@ class DigitsFarConfig(TaskConfig, EndingConfig):
             given = self.model_dump(include={*unused})
             if wrong := [name for name in unused if given[name] != unused[name]]:
                 raise ValueError(f"{wrong[0]} needs tools to look with, and tools is none")
-        elif self.think == "none":
-            raise ValueError("think: none needs tools: none; who looks says why")
         return self
 
 
@@ -247,8 +253,8 @@ class DigitsFar(VisualTask):
             **c.model_dump(include={*EndingConfig.model_fields}),
         )
         self.limits = RolloutLimits(turns=1 if c.tools == "none" else c.max_steps + 1)
-        if c.tools == "none":
-            self.tags = ("think", "answer") if c.think == "way" else ("answer",)
+        if c.think == "none":
+            self.tags = ("answer",)
         self.toolbox, self.stopping = Toolbox([Crop(), ZoomIn()]), StoppingVerifier(self.settings)
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
@@ -280,7 +286,9 @@ class DigitsFar(VisualTask):
     def scene(self, split: Split, seed: int, index: int) -> tuple[Sequence[int], Sequence[FarDigit]]:
         """The way through a problem's cells, and the digits of cells 1 to 9."""
         c, rng = self.config, problem_rng(split, seed, index)
-        way = [int(cell) for cell in rng.permutation(CELLS**2)[: rng.integers(1, c.longest + 1)] + 1]
+        cells = rng.permutation(CELLS**2) + 1
+        length = rng.integers(1, c.longest + 1) if c.ends is None else min(rng.geometric(c.ends), c.longest)
+        way = [int(cell) for cell in cells[:length]]
         named = [int(digit) for digit in rng.integers(0, 10, CELLS**2)]
         for cell, following in zip(way, [*way[1:], 0], strict=True):
             named[cell - 1] = following
@@ -353,32 +361,38 @@ class DigitsFar(VisualTask):
 
         Thoughts say what is seen: the digit, or ``?`` where it is too small. As often as `wander` says, the
         squares of the 0's cell are looked at before the answer, in vain; these thoughts stay with the 0.
+        With ``think: none`` there are no thoughts, and cells not visited yet are looked at first, as one on
+        the way would be.
         Where the model is `told` when to answer, it looks on until then, and may try to answer before.
         Without tools the digits on the way are named, as `think` says, before the answer.
         """
         way, digits = self.scene(*problem.meta["made_of"])
         if self.config.tools == "none":
-            return [DemonstratedTurn(self._answered([digits[cell - 1] for cell in way], problem.target))]
+            thought = " ".join(str(digits[cell - 1].digit) for cell in way)
+            return [DemonstratedTurn(self._said(thought, f"<answer>{problem.target}</answer>"))]
         turns, boxes, thought, images, last = list[DemonstratedTurn](), list[Sixths](), str(way[0]), 1, 1
         for cell in way:
-            turns.append(DemonstratedTurn(_step(thought, 1, cell_box(cell))))
+            turns.append(self._step(thought, 1, cell_box(cell)))
             images += 1
             last, one = images, digits[cell - 1]
             boxes = closer(one, self.config.cell) if one.far else []
             for box in boxes:
-                turns.append(DemonstratedTurn(_step("?", images, box)))
+                turns.append(self._step("?", images, box))
                 images += 1
             thought = str(one.digit)
-        answer = DemonstratedTurn(f"<think>{thought}</think><answer>{problem.target}</answer>")
+        answer = DemonstratedTurn(self._said(thought, f"<answer>{problem.target}</answer>"))
         told, wander = self._told(problem), self.config.wander
         more = 0
         if told:
             more = told.steps - len(turns)
         elif wander and rng.random() < wander:
             more = min(int(rng.integers(1, LONGEST_WANDER + 1)), self.settings.max_steps - len(turns))
-        others = [box for box in SQUARES if box not in boxes[:1]]
         # In one order: where each next square is a guess, a model at T = 0 looks at the likeliest one twice.
-        vain = [DemonstratedTurn(_step(thought, last, box)) for box in others[:more]]
+        others = [(last, box) for box in SQUARES if box not in boxes[:1]]
+        if self.config.think == "none":
+            left = [cell for cell in range(1, CELLS**2 + 1) if cell not in way]
+            others = [*((1, cell_box(int(cell))) for cell in rng.permutation(left)), *others]
+        vain = [self._step(thought, image, box) for image, box in others[:more]]
         if told and told.refused is not None:
             vain = [*vain[: told.refused], answer, *vain[told.refused : -1]]
         return [*turns, *vain, answer]
@@ -395,12 +409,9 @@ class DigitsFar(VisualTask):
         tries = more >= 2 and bool(rng.random() < 0.5)
         return Told(looks + more, int(rng.integers(min(LONGEST_WANDER + 1, more - 1))) if tries else None)
 
-    def _answered(self, way: Sequence[FarDigit], target: int) -> str:
-        """The prompt's words where there are no tools."""
-        thought = " ".join(str(one.digit) for one in way)
-        return (f"<think>{thought}</think>" if "think" in self.tags else "") + f"<answer>{target}</answer>"
+    def _step(self, thought: str, image: int, box: Sixths) -> DemonstratedTurn:
+        """A step as terse as `read_look_call` takes one."""
+        return DemonstratedTurn(self._said(thought, f"crop {image} {' '.join(map(str, box))}"))
 
-
-def _step(thought: str, image: int, box: Sixths) -> str:
-    """A step as terse as `read_look_call` takes one."""
-    return f"<think>{thought}</think>crop {image} {' '.join(map(str, box))}"
+    def _said(self, thought: str, words: str) -> str:
+        return (f"<think>{thought}</think>" if "think" in self.tags else "") + words

@@ -21,6 +21,7 @@ from agents.android.fake_adb import Server, adb_server
 from agents.android.hierarchies import SAID, hierarchy, view
 from agents.android.phones import HOME, IME, NOTES, SECRET, SETTINGS, Phone, png
 from selfverify.agents.android.config import AndroidTaskConfig
+from selfverify.agents.android.device import AdbDevice
 from selfverify.agents.android.environment import AndroidEnvironment
 from selfverify.core.episode import Call, EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError, FileError
@@ -425,6 +426,15 @@ def test_the_program_adb_understands_the_server(server: Server, words: list[str]
     command = [adbutils.adb_path(), "-P", port, *(["-s", SERIAL] if words[0] == "shell" else []), *words]
     said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     assert ("ranchu" if words[0] == "shell" else f"{SERIAL}\tdevice") in said.stdout, said.stderr
+
+
+def test_adb_servers_with_ipv6_addresses() -> None:
+    """Their colons may stand in brackets, which no socket takes."""
+    for address in ("[::1]:5038", "::1:5038"):
+        device = AdbDevice("emulator-5554", address, 1.0)
+        assert (device.host, device.port) == ("::1", 5038)
+        with pytest.raises(EnvironmentLost, match="no adb server at ::1:5038"):
+            asyncio.run(device.open())
 
 
 def test_settings_are_checked() -> None:

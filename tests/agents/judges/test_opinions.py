@@ -141,7 +141,7 @@ def test_long_nonsense_is_read_in_no_time() -> None:
         read_opinion(answer(verdict=filler * (90_000 // len(filler))), CASE)
     unclosed = VERDICT[:20] + "\n"
     for filler in ("Rounds 1, ", "rounds " + "1" * 60_000, '"', "<Reasoning>", "</Reasoning>", " ", "round ",
-                   unclosed):  # fmt: skip
+                   "Round 1 and ", "round 1, ", "第1、", "第一", "round two and ", unclosed):  # fmt: skip
         read_opinion(answer(filler * (90_000 // len(filler))), CASE)
         read_opinion(filler * (99_000 // len(filler)), CASE)
 

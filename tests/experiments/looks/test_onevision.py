@@ -11,9 +11,8 @@ import pytest
 from PIL import Image
 from tests.experiments.looks.looks_files import write_lines
 from tests.experiments.looks.looks_recipe import trace
-from typer.testing import CliRunner
 
-from selfverify.cli.main import app
+from commands import command
 from selfverify.core.episode import PolicyTurn
 from selfverify.core.errors import ConfigError, ServerError
 from selfverify.core.trajectory import Finish
@@ -146,8 +145,7 @@ def test_from_rows_to_a_verifier(rows: int, tmp_path: Path, both: Servers) -> No
     recipe = one_vision(tmp_path, both, rows)
     (tmp_path / "ov.yaml").write_text(to_yaml(recipe))
     words = ["visual", "data", str(tmp_path / "ov.yaml")]
-    shown = CliRunner().invoke(app, words)
-    assert shown.exit_code == 0, shown.output + str(shown.exception)
+    command(*words)
     assert (tmp_path / "run/verifier/model/adapter_config.json").is_file()
     looks, asked = tmp_path / "run/looks", len(both.fake_judge.seen)
     made = json.loads((looks / "data.json").read_text())
@@ -168,8 +166,8 @@ def test_from_rows_to_a_verifier(rows: int, tmp_path: Path, both: Servers) -> No
         right, wrong = (next(k for k in KINDS if k[place] in side[-1]["content"]) for place, side in
                         ((2, pair.chosen), (3, pair.rejected)))  # fmt: skip
         assert right == wrong
-    shown = CliRunner().invoke(app, [*words, "--data-only"])
-    assert shown.exit_code == 0 and len(both.fake_judge.seen) == asked, "nothing is asked again"
+    command(*words, "--data-only")
+    assert len(both.fake_judge.seen) == asked, "nothing is asked again"
 
 
 def test_a_judge_decides_both_sides(tmp_path: Path, both: Servers) -> None:

@@ -7,7 +7,6 @@ import threading
 import time
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -53,14 +52,6 @@ class Odd(VisualTool[OnImage]):
 
 
 TOOLS = Toolbox([Crop(), ZoomIn(), Overlay()])
-
-
-def test_crop() -> None:
-    """It shows exactly the pixels of the box, and knows where they come from."""
-    found = run(TOOLS, "crop", {"image_index": 1, "bounding_box": [20, 10, 60, 30]}, gallery())
-    [made] = found.images
-    assert made.image.size == (40, 20) and np.asarray(made.image).min() == 255
-    assert (made.source, made.region) == (1, (20, 10, 60, 30))
 
 
 def test_names_and_boxes_of_others() -> None:

@@ -62,8 +62,7 @@ class AdbDevice:
 
     def __init__(self, serial: str, server: str, seconds: float, console: str | None = None) -> None:
         self.serial, self.seconds, self._console = serial, seconds, console
-        host, _, port = server.rpartition(":")
-        self.host, self.port = host, int(port)
+        self.host, self.port = _host_and_port(server)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix=f"adb-{serial}")
         self._open = self._closed = False
 
@@ -167,12 +166,14 @@ class AdbDevice:
                 f"device {self.serial} has no emulator's console: snapshots and places need a device that "
                 "`adb devices` lists as emulator-PORT"
             )
-        host, _, port = (self._console or f"{self.host}:{port}").rpartition(":")
+        if not command.isprintable():
+            raise ConfigError(f"a command of the emulator's console is one line, not {command!r}")
+        host, number = _host_and_port(self._console or f"{self.host}:{port}")
         try:
-            return await asyncio.wait_for(_ask(host, int(port), command, token.expanduser()), seconds)
+            return await asyncio.wait_for(_ask(host, number, command, token.expanduser()), seconds)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             said = str(error) or f"no answer within {seconds:g} seconds"
-            raise EnvironmentLost(f"the emulator's console at {host}:{port} is lost: {said}") from None
+            raise EnvironmentLost(f"the emulator's console at {host}:{number} is lost: {said}") from None
 
     def close(self) -> None:
         """Leave the device to others. A command that still runs ends by itself, at its deadline."""
@@ -257,6 +258,11 @@ class AdbDevice:
             if isinstance(error, TimeoutError | adbutils.AdbTimeout):
                 said = "it did not answer in time"
             raise EnvironmentLost(f"{self} is lost: {said}; `adb devices` lists what is there") from None
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)  # IPv6's colons may stand in brackets
 
 
 async def _ask(host: str, port: int, command: str, token: Path) -> str:

@@ -255,21 +255,28 @@ _LACKING = (
 _TAKEN_BACK = {"validevidence": _PARTLY, "verdict": f"{_PARTLY}|{_LACKING}"}
 """Words that take back some of a success. A failure that is explained so is one all the same."""
 _QUOTED = re.compile(r"\"([^\"\n]{1,400})\"|“([^“”\n]{1,400})”|「([^「」\n]{1,400})」")
-_ONE_ROUND = re.compile(
-    r"(?<![a-z])(?:round|runde|ronda|раунд[а-я]?|ラウンド|라운드|回合|轮次|輪次)"
-    r" ?(?:no\.|nr\.|[:：-])? ?(\d{1,9})(?![\da-z])",
+_WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_CHINESE = "一二三四五六七八九十"
+_NUMBER = rf"(?:\d{{1,9}}(?![\da-z])|(?:{'|'.join(_WORDS)})(?![a-z])|[{_CHINESE}]{{1,3}})"
+_COMMA = r" ?[,、，;] ?"
+_AND = rf"(?:(?:{_COMMA}| ?)(?:[&+~–—-]|\b(?:and|or|to|through|und|bis|y|et|и)\b) ?| ?[和与與及至到と와과] ?)"
+_NEXT = rf"(?:{_AND}|{_COMMA}){_NUMBER}(?![:.]\d)"
+_ENDS = rf"\Z| ?[.,;:!?(。，；：！？](?!\d)|{_NEXT}"
+_SHOW = (
+    r" ?(?:显示|顯示|证明|證明|表明|中|均|都|里|可见)"
+    r"| (?:both|together|each|also|clearly|are|were|which|zeigen|verify"
+    r"|(?:show|display|confirm|prove|demonstrate|indicate|establish|support|contain|depict)s?)\b"
+)
+# Behind "Round 2" another number may count something, such as 12 minutes, unless it ends a list or shows it.
+_LISTED = rf"(?:[-–]{_NUMBER}|{_COMMA}{_NUMBER}(?={_ENDS})|{_AND}{_NUMBER}(?={_ENDS}|{_SHOW}))(?![:.]\d)"
+_ROUNDS = re.compile(
+    r"(?<![a-z])(?:(?P<many>rounds|runden|rondas|раунд[а-я]*[ыхвм])"
+    r"|round|runde|ronda|раунд[а-я]?|ラウンド|라운드|回合|轮次|輪次)"
+    rf" ?(?:no\.|nr\.|number|№|[:：-])? ?({_NUMBER}(?(many)(?:{_NEXT})*+|(?:{_LISTED})*+))"
+    rf"|第 ?({_NUMBER}(?:{_NEXT})*+) ?(?:轮|輪|回合)",
     re.IGNORECASE,
 )
-_MORE_ROUNDS = re.compile(
-    r"(?<![a-z])rounds ?:? ?((?:\d{1,9}(?: ?, ?(?:and )?| ?& ?| and |(?![\da-z])))+)", re.IGNORECASE
-)
-_FROM_TO = re.compile(
-    r"(?<![a-z])rounds ?:? ?(\d{1,9}) ?(?:-|–|—|to\b|through\b) ?(\d{1,9})(?![\da-z])", re.IGNORECASE
-)
-_CHINESE = "一二三四五六七八九十"
-_CHINESE_ROUNDS = re.compile(
-    rf"第 ?((?:\d{{1,9}} ?[、,，和至到~–-] ?)*\d{{1,9}}|[{_CHINESE}]) ?(?:轮|輪|回合)"
-)
+"""One round, or a list or range of them, of which each number and both ends are named."""
 _LEFT_OUT = re.compile(r"\.\.\.|…|\[…\]|\[\.\.\.\]")
 
 
@@ -347,14 +354,20 @@ def _meaning(value: str, tag: str) -> bool | None:
 
 def _named_rounds(words: str) -> set[int]:
     # Markdown and brackets around numbers, and where lines break, do not matter.
-    plain = " ".join(re.sub(r"[\[\](){}*#_`]", " ", _QUOTED.sub(" ", words)).split())
-    lists = "".join(f" {match[1]}" for match in _MORE_ROUNDS.finditer(plain))
-    for match in _CHINESE_ROUNDS.finditer(plain):
-        number = _CHINESE.find(match[1]) + 1
-        lists += f" {number or match[1]}"
-    lists += "".join(f" {match[1]} {match[2]}" for match in _FROM_TO.finditer(plain))
-    single = [match[1] for match in _ONE_ROUND.finditer(plain)]
-    return {int(number) for number in (*single, *re.findall(r"\d+", lists))}
+    plain = " ".join(re.sub(r"[\[\]){}*#_`]|\((?=\W*(?:and )?\d)", " ", _QUOTED.sub(" ", words)).split())
+    lists = [match[2] or match[3] for match in _ROUNDS.finditer(plain)]
+    return {
+        _number(found.lower()) for numbers in lists for found in re.findall(_NUMBER, numbers, re.IGNORECASE)
+    }
+
+
+def _number(written: str) -> int:
+    if written in _WORDS:
+        return _WORDS.index(written) + 1
+    if written[0] not in _CHINESE:
+        return int(written)
+    tens, ten, ones = written.rpartition("十")  # such as 二十三
+    return 10 * len(ten) * (_CHINESE.find(tens) + 1 if tens else 1) + (_CHINESE.find(ones) + 1 if ones else 0)
 
 
 def _quotations(words: str) -> list[str]:

@@ -134,13 +134,17 @@ _ADMISSION = re.compile(
 )
 
 
-# Names are no admissions: what stands in quotation marks, and capitalised words inside a sentence.
-_NAMED = re.compile(r"\"[^\"\n]*\"|“[^”\n]*”|(?<!\w)'[^'\n]*'(?!\w)|(?<=[a-z,] )[A-Z][a-z]+")
+# Names are no admissions: what stands in quotation marks, capitalised words inside a sentence, songs' titles.
+_NAMED = re.compile(
+    r"\"[^\"\n]*\"|“[^”\n]*”|`[^`\n]*`|(?<!\w)'(?:[^'\n]|(?<=\w)'(?=\w))*'(?!\w)"
+    r"|(?<=[a-z,] )[A-Z][a-z]+(?:(?:[:&]| -)? [A-Z][a-z]+)*|\A[A-Z][a-z]+(?= (?:is|was|by)\b)"
+)
 _DENIED = re.compile(
     r"\b(?:nothing|none|never|no \w+|not|\w+n't)(?: (?:has|have|had|was|were|is|ever|yet))? "
-    r"(?:failed|impossible)\b",
+    r"(?:failed|impossible)\b|\b(?:the|a|every|each|any) failed (?!attempt|try)(?=\w)",
     re.IGNORECASE,
 )
+"""Failures that were none, or that things of the task are called, such as a failed download."""
 
 
 def admits_failure(message: str) -> bool:

@@ -1,6 +1,6 @@
 """Screens of the phone side by side, for the documentation.
 
-python environments/phone/tests/phone_sheet.py docs/phone.png
+python docs/phone_sheet.py docs/phone.png
 """
 
 from __future__ import annotations
