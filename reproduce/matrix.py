@@ -20,6 +20,7 @@ import torch
 import typer
 
 from reproduce.by_size import SIZES, columns_for, figures_by_size, sizes_of
+from reproduce.reward_models import RewardModel, ValueHead, has_value_head, reward_identity
 from reproduce.scripts import Overrides, named_folders, script
 from reproduce.statistics import MeasuredRun, difference, measure_run, pooled
 from reproduce.tables import Column, seed_tables
@@ -47,7 +48,6 @@ from selfverify.selection.strategies import find_strategy
 from selfverify.tasks.base import Task, Verdict
 from selfverify.verifiers.base import Verifier
 from selfverify.verifiers.policy_verifiers import PolicyJudge
-from selfverify.verifiers.reward_models import RewardModel, ValueHead, has_value_head, reward_identity
 
 WITHIN, TOLD = "within_problem_auc", "Right and wrong answers told apart"
 WRITTEN = ", written"

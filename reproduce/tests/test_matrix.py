@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from tests.samples import sample
 from tests.serving_servers import Body, FakeUpstream, Loop, tagged
-from tests.verifiers.test_reward_models import saved
 
 from commands import command
 from reproduce.matrix import (
@@ -22,6 +21,7 @@ from reproduce.matrix import (
     run_matrix,
     stored_scores,
 )
+from reproduce.tests.test_reward_models import saved
 from selfverify.core.errors import ServerError
 from selfverify.core.jsonl_store import read_journal
 from selfverify.evaluation.samples import StoredSample

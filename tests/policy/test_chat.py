@@ -19,7 +19,7 @@ from selfverify.core.problem import Problem
 from selfverify.methods.sft import SFT
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.script_sampler import encode_demonstration
-from selfverify.tasks.base import user_turn
+from selfverify.tasks.base import DemonstratedTurn, user_turn
 from selfverify.tasks.word_sums import WordSums
 from tables import read_tables, yaml_cases
 
@@ -215,7 +215,7 @@ def test_a_demonstration_ends_as_the_template_ends_a_turn(
     if not talks:
         return
     problem = asked(("user", "Which?"))
-    told = encode_demonstration(policy, problem, Asking, ["First.", "Second."])
+    told = encode_demonstration(policy, problem, Asking, [*map(DemonstratedTurn, ("First.", "Second."))])
     [prompt] = policy.encode([problem])
     found = policy.tokenizer.decode([*prompt.ids.tolist(), *told.tokens])
     turns = asked(("user", "Which?"), ("assistant", "First."), ("user", "Sure?"), ("assistant", "Second."))

@@ -293,9 +293,7 @@ def test_a_state_that_does_not_fit_names_the_parameter(tmp_path: Path) -> None:
         manager.load(path, wider.optimizer, wider.scheduler)
     assert wider.optimizer.state_dict()["state"] == {}
     frozen = torch.optim.AdamW(list(training.model.named_parameters())[:2])
-    with pytest.raises(
-        CheckpointError, match="parameter group 0: 4 parameters were saved, the optimizer has 2"
-    ):
+    with pytest.raises(CheckpointError, match="4 parameters were saved, the optimizer has 2"):
         manager.load(path, frozen, training.scheduler)
     renamed = torch.optim.AdamW([(f"new.{n}", p) for n, p in training.model.named_parameters()])
     with pytest.raises(CheckpointError, match=r"new\.0\.weight: in its place 0\.weight was saved"):

@@ -37,62 +37,6 @@ from selfverify.tasks.answering import Verdict, answer_rewards
 from selfverify.tasks.tool_calls import read_calls, short_name
 from selfverify.tasks.tool_episode import ACTION, TOOL_CALLS, TOOL_ERRORS, shortened
 
-
-def ending_of_agent(
-    problem: Problem,
-    worked: AgentRecord,
-    config: RewardConfig,
-    goal: Goal | None,
-    looking: Collection[str] = frozenset(),
-) -> EpisodeResult:
-    """A conversation's rewards (Eq. 3) and figures, with every vote and its words.
-
-    ``answer`` is the whole reward R. ``correct`` is the ground truth, or the judges' verdict where that is
-    not known. Everything else in the rewards is explained in docs/metrics.md. ``turns`` has what became of
-    each turn (`AgentRecord.turns`), and of the last one what was handed in and how it was judged, so that the
-    rollout log keeps the votes and a page can show them.
-
-    Args:
-        problem: The problem; ``meta["steps"]`` is how many calls that act the task takes, if known.
-        worked: The record of the conversation.
-        config: The reward's components.
-        goal: The task's goal, if known.
-        looking: Tools that show the screen and do nothing.
-    """
-    judgement, lost, components = worked.judgement, "", Components()
-    if worked.outcome == Outcome.IMPROPER:
-        components = Components(format=config.format_error)  # evidence costs nothing
-    elif worked.outcome == Outcome.CUT_OFF:
-        lost = worked.why
-    elif judgement is None or judgement.valid is None or judgement.success is None:
-        lost = f"no verdict: {judgement.why if judgement else 'nobody was asked'}"
-    else:
-        components = composite(judgement.valid, judgement.success, len(worked.chosen), config)
-    succeeded = judgement is not None and judgement.success is True
-    correct = worked.truth.complete if worked.truth is not None else succeeded
-    parts = measure(worked, goal, problem.meta.get("steps"), looking)
-    if not lost:
-        terms = asdict(components)
-        parts |= {"format_error": terms.pop("format"), **terms}
-    judged = Verdict(components.total, correct, worked.message or None, unjudged=lost, parts=parts)
-    calls = sum(exhibit.call is not None and not exhibit.seen.error for exhibit in worked.history)
-    rewards = answer_rewards(Tagged(answer_ok=worked.outcome == Outcome.SUBMITTED), judged)
-    rewards |= {TOOL_CALLS: float(calls), TOOL_ERRORS: float(worked.refused)}
-    said = {
-        "outcome": str(worked.outcome),
-        "why": worked.why,
-        "message": worked.message,
-        "evidence": [exhibit.seen.round for exhibit in worked.chosen],
-        "judgement": None if judgement is None else judgement.as_json(),
-        "reward": None if lost else asdict(components),
-        "truth": None if worked.truth is None else asdict(worked.truth),
-    }
-    turns = [worked.turns.get(turn, {}) for turn in range(worked.turn + 1)]
-    if turns:
-        turns[-1] = turns[-1] | said
-    return EpisodeResult(rewards, parsed=judged, turns=turns, lost=bool(lost))
-
-
 _ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
 """Characters that end a line. Space inside one is looked for without these, else blank lines take quadratic
 time."""
@@ -232,7 +176,43 @@ class AgentEpisode(Episode):
             worked.judgement = self._pending()
         elif self.jury is None and worked.outcome == Outcome.SUBMITTED:
             worked.judgement = Judgement(None, None, (), "nobody was asked to judge")
-        return ending_of_agent(self.problem, worked, self.settings.reward, self.goal, self.looking)
+        return self._ending()
+
+    def _ending(self) -> EpisodeResult:
+        """The conversation's rewards (Eq. 3) and figures, with every vote and its words."""
+        worked, config = self.worked, self.settings.reward
+        judgement, lost, components = worked.judgement, "", Components()
+        if worked.outcome == Outcome.IMPROPER:
+            components = Components(format=config.format_error)  # evidence costs nothing
+        elif worked.outcome == Outcome.CUT_OFF:
+            lost = worked.why
+        elif judgement is None or judgement.valid is None or judgement.success is None:
+            lost = f"no verdict: {judgement.why if judgement else 'nobody was asked'}"
+        else:
+            components = composite(judgement.valid, judgement.success, len(worked.chosen), config)
+        succeeded = judgement is not None and judgement.success is True
+        correct = worked.truth.complete if worked.truth is not None else succeeded
+        parts = measure(worked, self.goal, self.problem.meta.get("steps"), self.looking)
+        if not lost:
+            terms = asdict(components)
+            parts |= {"format_error": terms.pop("format"), **terms}
+        judged = Verdict(components.total, correct, worked.message or None, unjudged=lost, parts=parts)
+        calls = sum(exhibit.call is not None and not exhibit.seen.error for exhibit in worked.history)
+        rewards = answer_rewards(Tagged(answer_ok=worked.outcome == Outcome.SUBMITTED), judged)
+        rewards |= {TOOL_CALLS: float(calls), TOOL_ERRORS: float(worked.refused)}
+        said = {
+            "outcome": str(worked.outcome),
+            "why": worked.why,
+            "message": worked.message,
+            "evidence": [exhibit.seen.round for exhibit in worked.chosen],
+            "judgement": None if judgement is None else judgement.as_json(),
+            "reward": None if lost else asdict(components),
+            "truth": None if worked.truth is None else asdict(worked.truth),
+        }
+        turns = [worked.turns.get(turn, {}) for turn in range(worked.turn + 1)]
+        if turns:
+            turns[-1] = turns[-1] | said
+        return EpisodeResult(rewards, parsed=judged, turns=turns, lost=bool(lost))
 
     @property
     def _overflow(self) -> Outcome:
@@ -287,7 +267,9 @@ class AgentEpisode(Episode):
         assert self._session is not None
         shown = shown_to_judge(chosen, self._session.history, evidence)
         submission = Submission(message, shown, self._session.history)
-        question = self._question()
+        # Some environments say what is asked after their reset only.
+        told = str(self._session.history[0].seen.info.get("instruction", ""))
+        question = "\n".join(filter(None, (str(self.problem.meta.get("question", "")), told)))
         with suppress(EnvironmentLost):  # it has shown all that judges of evidence need
             self._session.submitted(message)
         done = self._end(Outcome.SUBMITTED)
@@ -295,12 +277,6 @@ class AgentEpisode(Episode):
         if self.jury is not None:
             self._pending = self.jury.ask(case)
         return done
-
-    def _question(self) -> str:
-        """The problem; some environments say it after their reset only (``info["instruction"]``)."""
-        assert self._session is not None
-        told = str(self._session.history[0].seen.info.get("instruction", ""))
-        return "\n".join(filter(None, (str(self.problem.meta.get("question", "")), told)))
 
     def _refused(self, reason: str, seen: StepResult | None = None) -> Observation:
         """Tell the agent why a call was not carried out; too many in a row end the conversation."""

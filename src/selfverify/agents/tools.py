@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
@@ -116,9 +117,8 @@ def name_elements(places: Iterator[str] | Sequence[str]) -> list[str]:
     taken: set[str] = set()
     names = []
     for place in places:
-        attempt = 0
-        while (name := _name(place, attempt)) in taken:
-            attempt += 1
+        tried = (_name(place, attempt) for attempt in itertools.count())
+        name = next(one for one in tried if one not in taken)
         taken.add(name)
         names.append(name)
     return names

@@ -73,6 +73,17 @@ def content_parts(content: str | Sequence[Mapping[str, Any]]) -> list[dict[str, 
     return [{"type": "text", "text": content}] if isinstance(content, str) else [{**part} for part in content]
 
 
+def joined_parts(parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Copies of parts, in which texts that stand side by side are one."""
+    found: list[dict[str, Any]] = []
+    for part in parts:
+        if found and part.get("type") == found[-1].get("type") == "text":
+            found[-1]["text"] += part["text"]
+        else:
+            found.append({**part})
+    return found
+
+
 def openai_parts(parts: Sequence[Mapping[str, Any]], images: Iterator[Image]) -> list[dict[str, Any]]:
     """Return parts of a content in OpenAI's form, each place of an image with the next image."""
     return [image_part(next(images)) if part["type"] == "image" else {**part} for part in parts]

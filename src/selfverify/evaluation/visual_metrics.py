@@ -35,9 +35,8 @@ from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import rollout
 from selfverify.selection.rules import Floats
 from selfverify.tasks.answering import SingleTurn
-from selfverify.visual.episode import asked_anew
+from selfverify.visual.episode import VisualTask, asked_anew
 from selfverify.visual.stopping import Kind, stop_steps
-from selfverify.visual.task import VisualTask
 
 VERIFIER_WEIGHTS = "verifier_weights"
 """Of the settings in a journal's header the one that tells verifiers apart; older journals lack it."""

@@ -45,8 +45,6 @@ from selfverify.rollouts.atif import (
     EXPORT_FILE,
     SHOWN_IMAGES,
     VERSION,
-    AtifMetrics,
-    AtifTrajectory,
     Message,
     rollout_to_atif,
     to_question,
@@ -157,7 +155,7 @@ class Questions:
 
 def sample_to_atif(
     settings: Mapping[str, Any], row: StoredProblem, sample: StoredSample, ask: Callable[[], Asked | None]
-) -> AtifTrajectory:
+) -> dict[str, Any]:
     """Return a sample as a trajectory. Images are in the folder ``images`` beside its file.
 
     Args:
@@ -178,7 +176,7 @@ def sample_to_atif(
         if sample.text != "".join(step.text for step in sample.steps):
             fields["text"] = sample.text
     else:
-        numbers = AtifMetrics(completion_tokens=sample.tokens)
+        numbers = {"completion_tokens": sample.tokens}
         about = {"author": "policy", "turn": 0, "finish": sample.finish}
         messages = [Message(sample.text, [], about, "", sample.finish, numbers)]
     steps = to_steps(messages, [] if entry is None else [to_question(entry)])
@@ -229,7 +227,7 @@ class _Item:
     """
 
     file: str
-    make: Callable[[], AtifTrajectory]
+    make: Callable[[], dict[str, Any]]
     place: str
     folder: Path
     images: list[str]
@@ -303,8 +301,7 @@ def export_atif(
         if image is not None and entry["image"] not in copied:
             write_bytes(output / SHOWN_IMAGES / entry["image"], image)
             copied.add(entry["image"])
-        value = item.make().model_dump(exclude_none=True)
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1)
+        text = json.dumps(item.make(), ensure_ascii=False, allow_nan=False, indent=1)
         write_bytes(output / item.file, text.encode("utf-8", "replace") + b"\n")
         if progress is not None:
             progress(number, len(items))

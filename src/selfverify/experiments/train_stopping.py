@@ -55,6 +55,7 @@ from selfverify.methods.base import StepCallback
 from selfverify.policy.policy import Policy
 from selfverify.trainer.checkpoint import MODEL_FOLDER
 from selfverify.visual.config import VisualConfig
+from selfverify.visual.episode import VisualTask
 from selfverify.visual.pairs import MOST, Pairing, leak_test
 from selfverify.visual.stopping import (
     Kind,
@@ -66,7 +67,7 @@ from selfverify.visual.stopping import (
     step_means,
     stop_figures,
 )
-from selfverify.visual.task import VisualTask, VisualToolTask
+from selfverify.visual.task import VisualToolTask
 
 CAP_FILE = "looked-{split}.jsonl"
 """The journal of the conversations, in the output folder."""

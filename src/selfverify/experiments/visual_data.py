@@ -59,8 +59,7 @@ from selfverify.experiments.visual_judge import (
 from selfverify.rollouts.wrappers import Message, RecordingEpisode, ResumedEpisode, noted_messages
 from selfverify.tasks.answering import worth_imitating
 from selfverify.visual.config import ANSWER_NOW
-from selfverify.visual.episode import asked_anew
-from selfverify.visual.task import VisualTask
+from selfverify.visual.episode import VisualTask, asked_anew
 from selfverify.visual.traces import VisualTrace, is_image, malformed_message, parts_of
 
 COLLECTED = "collected.jsonl"

@@ -13,9 +13,9 @@ import torch
 from pydantic import Field
 
 from selfverify.core.problem import Problem
-from selfverify.core.trajectory import CONTEXT, Credit, Group, Trajectory
+from selfverify.core.trajectory import Credit, Group, Trajectory
 from selfverify.methods.base import MethodConfig, ShownMethod
-from selfverify.tasks.base import DemonstratedConversation, Task
+from selfverify.tasks.base import DemonstratedConversation, DemonstratedTurn, Task
 
 if TYPE_CHECKING:
     from selfverify.policy.encoding import Prompt
@@ -59,20 +59,15 @@ class DPO(ShownMethod):
             ConfigError: The task has no preferences.
             DataError: A side has no turns, or is longer than the model's context.
         """
-        from selfverify.rollouts.script_sampler import within_limits
+        from selfverify.rollouts.script_sampler import encode_demonstration, within_limits
 
-        told = [self._told(policy, problem, side) for side in task.demonstrate_pair(problem)]
-        return within_limits(policy, task, problem, len(prompt.ids), told)
+        def told(side: DemonstratedConversation) -> Trajectory:
+            whole, last = self.config.level == "steps", len(side.texts) - 1
+            turns = [DemonstratedTurn(text, whole or n == last) for n, text in enumerate(side.texts)]
+            return encode_demonstration(policy, problem, lambda: side.episode, turns)
 
-    def _told(self, policy: Policy, problem: Problem, side: DemonstratedConversation) -> Trajectory:
-        from selfverify.rollouts.script_sampler import encode_demonstration
-
-        told = encode_demonstration(policy, problem, lambda: side.episode, side.texts)
-        if self.config.level == "answer":
-            for segment in told.segments:
-                if segment.author == "policy" and segment.turn < len(side.texts) - 1:
-                    segment.channel = CONTEXT
-        return told
+        both = [*map(told, task.demonstrate_pair(problem))]
+        return within_limits(policy, task, problem, len(prompt.ids), both)
 
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
         """1 for all that the chosen side says, -1 for the rejected one, eta as the coefficient."""

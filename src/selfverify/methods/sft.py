@@ -21,7 +21,6 @@ from selfverify.core.problem import Problem
 from selfverify.core.tags import SCORE_TAG, parse_tagged
 from selfverify.core.trajectory import (
     ANSWER,
-    CONTEXT,
     SCORE,
     TURN_2,
     Credit,
@@ -33,7 +32,7 @@ from selfverify.core.trajectory import (
 from selfverify.methods.base import Method, MethodConfig, ShownMethod, TwoTurnConfig, TwoTurnMethod, column
 from selfverify.methods.metrics import turn_metrics
 from selfverify.tasks.answering import worth_imitating
-from selfverify.tasks.base import DemonstratedTurn, Task
+from selfverify.tasks.base import Task
 from selfverify.tasks.tool_episode import ACTION
 
 if TYPE_CHECKING:
@@ -165,30 +164,19 @@ class ConversationSFT(ShownMethod):
             DataError: A demonstration has no turns, or the conversation is over before it ends, or it is
                 longer than the model's context.
         """
-        from selfverify.rollouts.script_sampler import within_limits
+        from selfverify.rollouts.script_sampler import encode_demonstration, within_limits
 
         rng = np.random.default_rng(seed)
         shown = [task.demonstrate_turns(problem, rng) for _ in range(self.config.demonstrations)]
-        told = [self._told(policy, task, problem, seed, turns) for turns in shown]
+        told = [
+            encode_demonstration(policy, problem, lambda: self.open(task, problem, seed), turns)
+            for turns in shown
+        ]
+        for segment in (segment for one in told for segment in one.segments if self.config.observed):
+            if segment.author == "environment" and not segment.images:
+                # The tokens of a demonstration were not sampled; any author's are taught or not.
+                segment.channel, segment.author = OBSERVED, "policy"
         return within_limits(policy, task, problem, len(prompt.ids), told)
-
-    def _told(
-        self, policy: Policy, task: Task, problem: Problem, seed: int, turns: Sequence[DemonstratedTurn]
-    ) -> Trajectory:
-        from selfverify.rollouts.script_sampler import encode_demonstration
-
-        told = encode_demonstration(
-            policy, problem, lambda: self.open(task, problem, seed), [turn.text for turn in turns]
-        )
-        for segment in told.segments:
-            if segment.author == "policy" and not turns[segment.turn].taught:
-                segment.channel = CONTEXT
-        if self.config.observed:
-            for segment in told.segments:
-                if segment.author == "environment" and not segment.images:
-                    # The tokens of a demonstration were not sampled; any author's are taught or not.
-                    segment.channel, segment.author = OBSERVED, "policy"
-        return told
 
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
         """1 for all tokens of the policy's and of replies that are taught; none for ``context``."""

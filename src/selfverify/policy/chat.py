@@ -1,7 +1,7 @@
 """Problems, and what is shown and said about them, as the text of a chat template.
 
-A problem's messages stand as the model's chat template writes them (`chat_text`). The form of replies and the
-length of texts are checked before any work is done on them. The policy's words are read as a chat message by
+A problem's messages stand as the model's chat template writes them (`chat_text`). The form of replies is
+checked before any work is done on them. The policy's words are read as a chat message by
 the response template that its tokenizer may have (`read_message`).
 
 Where the environment speaks first, what it shows may differ between the samples of a group, so that it is no
@@ -31,8 +31,6 @@ CHARACTERS_PER_TOKEN = 64
 """Words of more characters than this for each token of the model's context are not tokenised at all."""
 _NO_LIMIT = 2**18
 """Tokens of the context of a model whose settings name none."""
-_FEWEST = 4
-"""Characters per token of the shortest beginning that is looked at."""
 
 
 class TooLongError(DataError):
@@ -51,18 +49,14 @@ def reply_parts(reply: Observation, where: str) -> list[dict[str, Any]]:
         raise DataError(f"{where}: the reply's role is {reply.role!r}, and only user and tool reply")
     if not isinstance(reply.images, list | tuple):
         raise DataError(f"{where}: the reply's images are no list")
-    if isinstance(reply.content, str):
-        return [{"type": "text", "text": reply.content}]
-    parts: Any = reply.content
-    wrong: list[Any] = [parts]
-    if isinstance(parts, list | tuple):
-        wrong = [part for part in parts if not (_is_part(part) and part["type"] in ("text", "image"))]
-    if wrong:
+    wrong = _wrong_parts(reply.content)
+    parts = [] if wrong else content_parts(reply.content)
+    if wrong := wrong or [part for part in parts if part["type"] not in ("text", "image")]:
         raise DataError(
             f"{where}: the reply's content has {str(wrong[0])[:100]}; it has to be a text or a list of "
             "{'type': 'text', 'text': ...} and {'type': 'image'}"
         )
-    return list(parts)
+    return parts
 
 
 def without_surrogates(text: str) -> str:
@@ -73,30 +67,6 @@ def without_surrogates(text: str) -> str:
 def has_too_many_characters(characters: int, limit: int | None) -> bool:
     """Whether a text is longer than any that a model of ``limit`` tokens could read (None: it says none)."""
     return characters > CHARACTERS_PER_TOKEN * (_NO_LIMIT if limit is None else limit)
-
-
-def check_beginnings(tokenizer: Any, texts: Sequence[str], limit: int | None, whose: str) -> None:
-    """Refuse a text whose beginning fills a model's context; each is twice as long as the one before.
-
-    Args:
-        tokenizer: The model's.
-        texts: The text in pieces.
-        limit: The tokens that the model reads; None where its settings do not say.
-        whose: The name in errors.
-
-    Raises:
-        TooLongError: One does.
-    """
-    limit = _NO_LIMIT if limit is None else limit
-    size = _FEWEST * limit
-    whole = "".join(texts) if sum(map(len, texts)) > size else ""
-    while size < len(whole):
-        tokens = len(tokenizer(whole[:size], add_special_tokens=False)["input_ids"])
-        if tokens > limit:
-            raise TooLongError(
-                f"{whose} first {size} characters take {tokens} tokens and the model reads {limit}"
-            )
-        size *= 2
 
 
 _ASKED = {"role": "user", "content": [{"type": "text", "text": "?"}]}
@@ -335,7 +305,8 @@ def checked_messages(problem: Problem) -> list[dict[str, Any]]:
         DataError: One is no message in the Hugging Face form.
     """
     for message in problem.messages:
-        if not _is_message(message):
+        named = isinstance(message, dict) and isinstance(message.get("role"), str)
+        if not named or (message.get("content") is not None and _wrong_parts(message["content"])):
             raise DataError(
                 f"problem {problem.id}: a message is {str(message)[:100]}; it has to have a role, and as "
                 "content a text or a list of {'type': 'text', 'text': ...} and {'type': 'image'}"
@@ -343,13 +314,13 @@ def checked_messages(problem: Problem) -> list[dict[str, Any]]:
     return problem.messages
 
 
-def _is_message(message: Any) -> bool:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        return False
-    content = message.get("content")
-    if not isinstance(content, list):
-        return content is None or isinstance(content, str)
-    return all(map(_is_part, content))
+def _wrong_parts(content: Any) -> list[Any]:
+    """What of a content is neither a text nor a part; the content itself, where it is no list either."""
+    if isinstance(content, str):
+        return []
+    return (
+        [part for part in content if not _is_part(part)] if isinstance(content, list | tuple) else [content]
+    )
 
 
 def _is_part(part: Any) -> bool:

@@ -265,12 +265,33 @@ def gradients_agree(forward: Forward, head: Head, prompt: Prompt, batch: Continu
     Returns:
         Whether they are equal, up to `GRADIENT_TOLERANCE`. If not, a warning names the model.
     """
+
+    def gradient(run: Callable[[Sequence[Prompt], Continuations], Tensor]) -> Tensor:
+        """Return the gradient of weighted log-probabilities by the embeddings that ``run`` looks up."""
+        looked_up: list[Tensor] = []
+
+        def hold(module: Any, args: Any, output: Tensor) -> Tensor:
+            looked_up.append(output.detach().requires_grad_())
+            return looked_up[-1].clone()  # a model may change it in place
+
+        hook = forward.model.get_input_embeddings().register_forward_hook(hold)
+        try:
+            with torch.enable_grad():
+                wanted_bgr = batch.mask_bgr.clone()
+                wanted_bgr[..., 0] = False
+                hidden = run([prompt], batch)[wanted_bgr]
+                values = head.logprobs(hidden, batch.ids_bgr[wanted_bgr], 1.0)
+                # Continuations that weigh the same could be taken for one another.
+                weights_g1 = torch.arange(1.0, 1 + batch.ids_bgr.shape[1], device=values.device)[:, None]
+                loss = (values * weights_g1.expand(batch.ids_bgr.shape[1:])[wanted_bgr[0]]).sum()
+                [found] = torch.autograd.grad(loss, looked_up[:1])
+        finally:
+            hook.remove()
+        return found.float()
+
     try:
         with torch.autocast(forward.device.type, enabled=False):
-            shared, plain = (
-                _embedding_gradient(forward, head, run, prompt, batch)
-                for run in (forward.hidden_shared, forward.hidden_plain)
-            )
+            shared, plain = gradient(forward.hidden_shared), gradient(forward.hidden_plain)
     except SharingError as error:
         reason = f"gradients with a shared prompt: {error}"
     else:
@@ -283,33 +304,3 @@ def gradients_agree(forward: Forward, head: Head, prompt: Prompt, batch: Continu
             return True
         reason = f"gradients with a shared prompt differ from the plain ones by {gap:.2g} of their norm"
     return _sharing_is_off(forward.model, reason)
-
-
-def _embedding_gradient(
-    forward: Forward,
-    head: Head,
-    run: Callable[[Sequence[Prompt], Continuations], Tensor],
-    prompt: Prompt,
-    batch: Continuations,
-) -> Tensor:
-    """Return the gradient of weighted log-probabilities by the embeddings that ``run`` looks up."""
-    looked_up: list[Tensor] = []
-
-    def hold(module: Any, args: Any, output: Tensor) -> Tensor:
-        looked_up.append(output.detach().requires_grad_())
-        return looked_up[-1].clone()  # a model may change it in place
-
-    hook = forward.model.get_input_embeddings().register_forward_hook(hold)
-    try:
-        with torch.enable_grad():
-            wanted_bgr = batch.mask_bgr.clone()
-            wanted_bgr[..., 0] = False
-            hidden = run([prompt], batch)[wanted_bgr]
-            values = head.logprobs(hidden, batch.ids_bgr[wanted_bgr], 1.0)
-            # Continuations that weigh the same could be taken for one another.
-            weights_g1 = torch.arange(1.0, 1 + batch.ids_bgr.shape[1], device=values.device)[:, None]
-            loss = (values * weights_g1.expand(batch.ids_bgr.shape[1:])[wanted_bgr[0]]).sum()
-            [gradient] = torch.autograd.grad(loss, looked_up[:1])
-    finally:
-        hook.remove()
-    return gradient.float()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -42,6 +42,15 @@ class ImageInput:
     tensors: dict[str, Tensor]
     text: str
     placeholders: int
+
+
+@dataclass(slots=True)
+class Embedded:
+    """Embeddings, the places where image features stand in them, and further arguments of the decoder."""
+
+    values_blh: Tensor
+    places_bl: Tensor
+    more: dict[str, Any] = field(default_factory=dict)
 
 
 class Family:
@@ -149,18 +158,17 @@ class Family:
         return hidden
 
     def plain_forward(
-        self, model: Any, embeddings: Tensor, positions: Tensor, mask: Tensor, places: Tensor, **more: Any
+        self, model: Any, embedded: Embedded, positions: Tensor, mask: Tensor, **kept: Any
     ) -> Tensor:
         """Return hidden states ``[B, L, H]`` of padded rows, by transformers' own masks.
 
         Args:
-            embeddings: ``[B, L, H]``, image features in their places.
+            embedded: Of the rows' tokens ``[B, L]``.
             positions: ``[axes, B, L]``.
             mask: ``[B, L]`` 1 at tokens.
-            places: ``[B, L]`` True at placeholders.
-            more: From `decoder_inputs`; ``past_key_values`` as in `run_decoder`.
+            kept: ``past_key_values`` as in `run_decoder`.
         """
-        return self.run_decoder(model, embeddings, positions, mask, **more)
+        return self.run_decoder(model, embedded.values_blh, positions, mask, **embedded.more, **kept)
 
     def whole_forward(
         self, model: Any, ids: Tensor, mask: Tensor, prompt: int, images: Sequence[ImageInput]
@@ -492,16 +500,16 @@ class Gemma3(VisionFamily):
         return list(made.pooler_output)
 
     def plain_forward(
-        self, model: Any, embeddings: Tensor, positions: Tensor, mask: Tensor, places: Tensor, **more: Any
+        self, model: Any, embedded: Embedded, positions: Tensor, mask: Tensor, **kept: Any
     ) -> Tensor:
         """Run the model's own forward, which makes the masks from the kinds of tokens."""
         hidden: Tensor = model.model(
-            inputs_embeds=embeddings,
+            inputs_embeds=embedded.values_blh,
             position_ids=positions[0],
             attention_mask=mask,
-            token_type_ids=places.long(),
-            use_cache="past_key_values" in more,
-            **more,
+            token_type_ids=embedded.places_bl.long(),
+            use_cache="past_key_values" in kept,
+            **kept,
         ).last_hidden_state
         return hidden
 

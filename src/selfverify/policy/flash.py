@@ -232,9 +232,6 @@ def flash_for(query: Tensor) -> Flash | None:
     fits = query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
     if query.device.type != "cuda" or not half or not fits:
         return None
-    return CudaFlash() if _runs(query.device) else None
-
-
-def _runs(device: torch.device) -> bool:
-    """Whether this build and this GPU have the kernels of `CudaFlash`."""
-    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+    # Only builds for CUDA have these kernels, and only GPUs since Ampere run them.
+    runs = torch.version.cuda is not None and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    return CudaFlash() if runs else None

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -21,20 +21,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from selfverify.core.errors import DataError
 from selfverify.policy.encoding import Prompt, longest_row
-from selfverify.policy.families import ImageInput
+from selfverify.policy.families import Embedded, ImageInput
 from selfverify.policy.features import ByteCache, image_features
 from selfverify.policy.loading import Loaded
 from selfverify.policy.packing import Carrier, Continuations, SharedLayout
 from selfverify.policy.shared_attention import ATTENTION, SharingError, check_layers, sharing
-
-
-@dataclass(slots=True)
-class Embedded:
-    """Embeddings, the places where image features stand in them, and further arguments of the decoder."""
-
-    values_blh: Tensor
-    places_bl: Tensor
-    more: dict[str, Any] = field(default_factory=dict)
 
 
 class Forward:
@@ -304,15 +295,7 @@ class Forward:
                 ).last_hidden_state
                 return hidden
             embedded = self.embed(ids_nl, images, owners)
-            return self.family.plain_forward(
-                self.model,
-                embedded.values_blh,
-                positions_anl,
-                mask_nl,
-                embedded.places_bl,
-                **embedded.more,
-                **kept,
-            )
+            return self.family.plain_forward(self.model, embedded, positions_anl, mask_nl, **kept)
 
     def _hidden_whole(self, prompts: Sequence[Prompt], batch: Continuations) -> Tensor:
         """`hidden_plain` by the model's own forward, prompt by prompt, for `families.Unknown`."""

@@ -176,15 +176,14 @@ class SharedKVSession:
         self._last_bh, self._prefilled = self._compute(lambda: prefill(forward, prompts))
         self._rows_of: dict[SampleIndex, SampleIndex] | None = None
         """Where threads that have begun stand, if there are fewer rows than threads."""
-        shared = self._prefilled
+        copies = None
         if rows is not None:
             self._rows_of, self._free = {}, [(row, 0) for row in range(rows)]
-            shared, b, g = self._prefilled.copied([0] * rows), rows, 1
+            copies, b, g = [0] * rows, rows, 1
             self.prompts = [prompts[0]] * rows
-        self._layout = shared.to_grow(g, scores_at_once(forward))
-        self._hidden_bgh = (self._last_bh if rows is None else self._last_bh[[0] * b])[:, None].expand(
-            b, g, -1
-        )
+        self._layout = self._prefilled.to_grow(g, scores_at_once(forward), copies)
+        last_bh = self._last_bh if copies is None else self._last_bh[copies]
+        self._hidden_bgh = last_bh[:, None].expand(b, g, -1)
         """The state behind each thread's last forwarded token."""
         self.lengths_bg = torch.zeros(b, g, dtype=torch.long)
         """Own tokens of each thread whose keys are kept."""
@@ -379,8 +378,24 @@ class SharedKVSession:
         width = max(1, *(len(tokens) for tokens in given.values()))
         layout = self._view(rows, rows.most + width) or self._take(rows, rows.most, width)
         where = rows.where()
-        heard, following = self._heard(given, pieces, rows, width)
-        device, values = self.forward.device, {place: [torch.zeros(0)] for place in given}
+        family, model, device = self.forward.family, self.forward.model, self.forward.device
+        ids_bgr = torch.full((*rows.kept.shape, width), self.forward.loaded.tokenizer.pad_token_id)
+        positions_abgr = torch.zeros(family.position_axes, *ids_bgr.shape, dtype=torch.long)
+        following = dict[SampleIndex, int]()
+        for place, tokens in given.items():
+            i, j = where[place]
+            if tokens:
+                row = torch.tensor(tokens)
+                ids_bgr[i, j, : len(row)] = row
+                own = family.positions(model, row, pieces[place].images) + self._next_bg[place]
+                positions_abgr[:, i, j, : len(row)] = own
+                following[place] = int(own.max()) + 1  # here, where it keeps no device waiting
+        # Features take the places of placeholders row by row.
+        images = [i for place in sorted(given, key=lambda p: where[p]) for i in pieces[place].images]
+        owners = [self.prompts[i] for i in rows.on_host[0][:, 0].tolist()]
+        ids, positions, even = ids_bgr.to(device), positions_abgr.to(device), rows.least == rows.most
+        heard = Heard(ids, positions, rows.kept, rows.most, even, images, owners)
+        values = {place: [torch.zeros(0)] for place in given}
         last_bgh = self._hidden_bgh[rows.at]
         for start, states_bgrh in append(self.forward, layout, heard):
             end = start + states_bgrh.shape[2]
@@ -404,33 +419,6 @@ class SharedKVSession:
                 self.lengths_bg[place] += len(tokens)
             self._pending.pop(place, None)
         return {place: torch.cat(parts) for place, parts in values.items()} if score else {}
-
-    def _heard(
-        self,
-        given: Mapping[SampleIndex, Sequence[int]],
-        pieces: Mapping[SampleIndex, Continuation],
-        rows: SessionRows,
-        width: int,
-    ) -> tuple[Heard, dict[SampleIndex, int]]:
-        """The tokens ``given`` as rows of ``width`` tokens, and the positions that follow them; see
-        `_hear_together`."""
-        family, model, device = self.forward.family, self.forward.model, self.forward.device
-        ids_bgr = torch.full((*rows.kept.shape, width), self.forward.loaded.tokenizer.pad_token_id)
-        positions_abgr = torch.zeros(family.position_axes, *ids_bgr.shape, dtype=torch.long)
-        where, following = rows.where(), dict[SampleIndex, int]()
-        for place, tokens in given.items():
-            i, j = where[place]
-            if tokens:
-                row = torch.tensor(tokens)
-                ids_bgr[i, j, : len(row)] = row
-                own = family.positions(model, row, pieces[place].images) + self._next_bg[place]
-                positions_abgr[:, i, j, : len(row)] = own
-                following[place] = int(own.max()) + 1  # here, where it keeps no device waiting
-        # Features take the places of placeholders row by row.
-        images = [i for place in sorted(given, key=lambda p: where[p]) for i in pieces[place].images]
-        owners = [self.prompts[i] for i in rows.on_host[0][:, 0].tolist()]
-        ids, positions, even = ids_bgr.to(device), positions_abgr.to(device), rows.least == rows.most
-        return Heard(ids, positions, rows.kept, rows.most, even, images, owners), following
 
     def mark(self, places: Collection[SampleIndex]) -> Callable[[], None]:
         """Mark where threads stand. After a return later keys are hidden, and written over in time."""

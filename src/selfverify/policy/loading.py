@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import os
@@ -32,7 +31,7 @@ from selfverify.core.files import naming, require_held
 from selfverify.core.policy_config import PolicyConfig, is_served
 from selfverify.policy import adapters
 from selfverify.policy.families import Family, family_of
-from selfverify.policy.shared_attention import ATTENTION, ReadOnly
+from selfverify.policy.shared_attention import ReadOnly
 
 SHOWN = 5
 """The most names that are listed of each kind of misfit."""
@@ -100,7 +99,8 @@ class Loaded:
     """A model with its tokenizer, image processor (None where the model reads text only) and family.
 
     ``template_options`` are those of `PolicyConfig`, and ``attention`` is transformers' name of the
-    decoder's own attention.
+    decoder's own attention. ``shares_prefix`` says whether prompts are shared, by all policies with this
+    model (`Policy.shares_prefix`); None until that has been checked.
     """
 
     model: PreTrainedModel
@@ -109,20 +109,7 @@ class Loaded:
     family: Family
     template_options: dict[str, Any] = field(default_factory=dict)
     attention: str = "sdpa"
-    _shares_prefix: bool | None = None
-
-    @property
-    def shares_prefix(self) -> bool | None:
-        """Whether prompts are shared, by all policies with this model; None until that has been checked."""
-        return self._shares_prefix
-
-    @shares_prefix.setter
-    def shares_prefix(self, shares: bool | None) -> None:
-        self._shares_prefix = shares
-        if self.family.shares_prompts:
-            # Lasting, since gradient checkpointing calls layers again outside of `Forward`.
-            decoder: Any = self.family.backbone(self.model)
-            decoder.config._attn_implementation = ATTENTION if shares else self.attention
+    shares_prefix: bool | None = None
 
 
 def resolve(path: str) -> str:
@@ -500,14 +487,3 @@ def _copy_processor_settings(loaded: Loaded, path: str, folder: Path) -> None:
         if "image_processor" in settings:
             settings["image_processor"] = json.loads(processor.to_json_string())
             whole.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-@torch.no_grad()
-def fingerprint(model: Any) -> str:
-    """16 hex digits that change when the weights do: a digest of up to 4,096 values of each tensor."""
-    digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        flat = parameter.detach().flatten()
-        digest.update(name.encode())
-        digest.update(flat[:: max(1, len(flat) // 4096)].float().cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]

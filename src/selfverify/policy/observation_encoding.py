@@ -22,7 +22,6 @@ from selfverify.policy.chat import (
     TemplateRefusal,
     TooLongError,
     chat_text,
-    check_beginnings,
     find_opening,
     has_too_many_characters,
     reply_parts,
@@ -72,7 +71,7 @@ class ReplyEncoder:
             DataError: The reply is not of the form that `Observation` describes; or it shows images that
                 cannot be read, or to a model that reads none; or it has far more characters than the model's
                 context holds; or the tokenizer would read something in it as a special token.
-            TooLongError: The reply alone is longer than the model's context.
+            TooLongError: Its images alone are longer than the model's context.
         """
         return self._encode(problem, reply, f"{problem.id}, turn {turn}", first=False)
 
@@ -96,7 +95,6 @@ class ReplyEncoder:
         if has_too_many_characters(characters, limit):  # each part takes work, also an empty one
             said = f"the reply has {characters} characters and the model reads {limit} tokens"
             raise DataError(f"{where}: {said}")
-        check_beginnings(self.loaded.tokenizer, texts, limit, f"{where}: the reply's")
         places = len(parts) - len(texts)
         if places != len(reply.images):
             raise DataError(
@@ -107,30 +105,21 @@ class ReplyEncoder:
         if reply.images and self._slot is None:
             raise DataError(f"{where}: the reply shows an image but the model reads text only")
         frame = self._frame(problem, reply.role, parts, first)
-        pictures, images = self._images(reply.images, limit, named)
-        tokens = self._tokens(frame, texts, [image.text for image in images], where)
-        unexpanded = self._tokens(frame, texts, [self._slot or ""] * len(images), where) if images else None
-        return Continuation(tokens, images, unexpanded, pictures)
-
-    def _images(
-        self, shown: Sequence[Image], limit: int | None, named: str
-    ) -> tuple[list[Image], list[ImageInput]]:
-        """Copies of images, and the images as the model reads them."""
-        pictures: list[Image] = []
-        images: list[ImageInput] = []
-        tokens = 0
-        for image in shown:
+        pictures, images = list[Image](), list[ImageInput]()
+        for image in reply.images:
             # A copy: an environment may go on drawing on its screen, or close it, before it is learnt from.
             rgb = self.encoder.rgb(image, named)
             pictures.append(rgb.copy() if rgb is image else rgb)
             images.append(self.encoder.image(pictures[-1], named, several=True))
-            tokens += images[-1].placeholders
-            if limit is not None and tokens > limit:
+            taken = sum(one.placeholders for one in images)
+            if limit is not None and taken > limit:
                 raise TooLongError(
-                    f"problem {named}: {len(images)} of the reply's {len(shown)} images take {tokens} tokens "
+                    f"{where}: {len(images)} of the reply's {len(reply.images)} images take {taken} tokens "
                     f"and the model reads {limit}"
                 )
-        return pictures, images
+        tokens = self._tokens(frame, texts, [image.text for image in images], where)
+        unexpanded = self._tokens(frame, texts, [self._slot or ""] * len(images), where) if images else None
+        return Continuation(tokens, images, unexpanded, pictures)
 
     def check(self, problem: Problem, reply: Observation) -> None:
         """Check that the chat template can show a reply of this form.

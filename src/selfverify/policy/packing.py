@@ -93,11 +93,6 @@ class SharedLayout:
             self._kept_sizes = Sizes(self.starts.flatten() + more)
         return self._kept_sizes
 
-    def copied(self, problems: list[int]) -> SharedLayout:
-        """A prefilled layout with copies of these prompts, each as often as it is named."""
-        keys = {number: pair[:, problems] for number, pair in self.prompt_keys.items()}
-        return SharedLayout(self.mode, self.prompt_lengths[problems], self.prompt_width, prompt_keys=keys)
-
     def take_prompt(self, row: int, other: SharedLayout, problem: int) -> None:
         """Put a prompt of another layout in the place of the prompt ``row``."""
         self.prompt_lengths[row] = other.prompt_lengths[problem]
@@ -105,10 +100,19 @@ class SharedLayout:
             pair[:, row] = other.prompt_keys[number][:, problem]
         self._sizes = None
 
-    def to_grow(self, continuations: int, scores_at_once: int | None = None) -> SharedLayout:
-        """Return a layout of ``continuations`` rows behind each prefilled prompt, all of them still empty."""
-        lengths, width, keys = self.prompt_lengths, self.prompt_width, self.prompt_keys
-        return SharedLayout("grow", lengths, width, continuations, keys, scores_at_once=scores_at_once)
+    def to_grow(
+        self, continuations: int, scores_at_once: int, problems: list[int] | None = None
+    ) -> SharedLayout:
+        """Return a layout of ``continuations`` rows, all still empty, behind each prefilled prompt.
+
+        With ``problems`` behind copies of these prompts, each as often as it is named.
+        """
+        lengths, keys = self.prompt_lengths, self.prompt_keys
+        if problems is not None:
+            lengths, keys = lengths[problems], {number: pair[:, problems] for number, pair in keys.items()}
+        return SharedLayout(
+            "grow", lengths, self.prompt_width, continuations, keys, scores_at_once=scores_at_once
+        )
 
     def place(self, starts: Tensor, longest: int, even: bool, own_images: Tensor | None = None) -> None:
         """Say where the tokens of the next forward stand; see the class for the arguments."""

@@ -9,6 +9,7 @@ adapter.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -45,6 +46,7 @@ from selfverify.policy.kv_sessions import GivenUp, KVSession, SharedKVSession, T
 from selfverify.policy.loading import Loaded, load
 from selfverify.policy.packing import Continuations, RaggedTokens
 from selfverify.policy.recomputing_sessions import Engine, RecomputingSession, sample_apart
+from selfverify.policy.shared_attention import ATTENTION
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -220,6 +222,10 @@ class Policy:
     @shares_prefix.setter
     def shares_prefix(self, shares: bool | None) -> None:
         self.loaded.shares_prefix = shares
+        if self.loaded.family.shares_prompts:
+            # Lasting, since gradient checkpointing calls layers again outside of `Forward`.
+            decoder: Any = self.loaded.family.backbone(self.model)
+            decoder.config._attn_implementation = ATTENTION if shares else self.loaded.attention
 
     @property
     def device(self) -> torch.device:
@@ -336,9 +342,15 @@ class Policy:
         plain.loaded.image_processor = self.loaded.image_processor
         return plain
 
+    @torch.no_grad()
     def fingerprint(self) -> str:
-        """16 hex digits that change when the weights do."""
-        return loading.fingerprint(self.model)
+        """16 hex digits that change when the weights do: a digest of up to 4,096 values of each tensor."""
+        digest = hashlib.sha256()
+        for name, parameter in self.model.named_parameters():
+            flat = parameter.detach().flatten()
+            digest.update(name.encode())
+            digest.update(flat[:: max(1, len(flat) // 4096)].float().cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     def encode(self, problems: Sequence[Problem]) -> list[Prompt]:
         """Prompts of ``problems``; with a frozen tower their images pass through it here, once.

@@ -74,22 +74,11 @@ def read_scores(
     Returns:
         B lists of readings, None where the prefix is None.
     """
+    if len(prompts) > READ_BATCH:
+        parts = [slice(start, start + READ_BATCH) for start in range(0, len(prompts), READ_BATCH)]
+        more = temperature, decimals, bare
+        return [row for part in parts for row in read_scores(policy, prompts[part], prefixes[part], *more)]
     tree = score_tree(policy.tokenizer, decimals, bare)
-    results: list[list[ScoreReading | None]] = []
-    for start in range(0, len(prompts), READ_BATCH):
-        part = slice(start, start + READ_BATCH)
-        results += _read(policy, tree, prompts[part], prefixes[part], temperature)
-    return results
-
-
-def _read(
-    policy: Policy,
-    tree: ScoreTree,
-    prompts: Sequence[Prompt],
-    prefixes: Sequence[Sequence[Sequence[int] | Continuation | None]],
-    temperature: float,
-) -> list[list[ScoreReading | None]]:
-    """Do what `read_scores` does for a few prompts, in one forward pass."""
     branchings = tree.branchings()
     paths = tree.paths()
     given = [

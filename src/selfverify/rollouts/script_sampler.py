@@ -14,7 +14,7 @@ from selfverify.core.episode import Episode, Observation, PolicyTurn
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
-from selfverify.core.trajectory import OBSERVATION, Finish, SampleIndex, Segment, Trajectory
+from selfverify.core.trajectory import CONTEXT, OBSERVATION, Finish, SampleIndex, Segment, Trajectory
 from selfverify.policy.chat import turn_end
 from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import Prompt, longest_row
@@ -25,7 +25,7 @@ from selfverify.rollouts.episode_runner import outcome
 from selfverify.rollouts.policy_sampler import ForeignQuestions, PolicySampler
 from selfverify.rollouts.rollout import rollout
 from selfverify.rollouts.sampler import Encoded, SampledTurn
-from selfverify.tasks.base import Task
+from selfverify.tasks.base import DemonstratedTurn, Task
 
 logger = logging.getLogger(__name__)
 
@@ -150,19 +150,21 @@ def recite(policy: Policy, problem: Problem, episode: Episode, turns: Sequence[S
 
 
 def encode_demonstration(
-    policy: Policy, problem: Problem, open_episode: Callable[[], Episode], texts: Sequence[str]
+    policy: Policy, problem: Problem, open_episode: Callable[[], Episode], turns: Sequence[DemonstratedTurn]
 ) -> Trajectory:
-    """The conversation in which the policy says these texts; one whose episode fails takes no part.
+    """The conversation in which the policy says these turns; one whose episode fails takes no part.
+
+    Turns that are not taught are context.
 
     Raises:
         ConfigError: The chat template cannot continue a conversation.
         DataError: There are no texts, a reply cannot be shown, or the conversation is over before they end.
     """
-    if not texts:
+    if not turns:
         raise DataError(f"problem {problem.id}: its demonstration has no turns")
     samples, end = [], turn_end(policy.loaded, policy.stop_tokens)
-    for text in texts:
-        ids: list[int] = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    for turn in turns:
+        ids: list[int] = policy.tokenizer(turn.text, add_special_tokens=False)["input_ids"]
         samples.append(Sample([*ids, end], [], Finish.STOP))
     told = outcome(lambda: recite(policy, problem, open_episode(), samples))
     if isinstance(told, Exception):
@@ -170,12 +172,15 @@ def encode_demonstration(
             raise told
         return lost(problem, told)
     own = [segment for segment in told.segments if segment.author == "policy"]
-    if (said := own[-1].turn + 1 if own else 0) < len(texts):
+    if (said := own[-1].turn + 1 if own else 0) < len(turns):
         raise DataError(
-            f"problem {problem.id}: its demonstration has {len(texts)} turns, "
+            f"problem {problem.id}: its demonstration has {len(turns)} turns, "
             f"and its episode is over after {said}"
         )
-    told.rewards["turns"] = float(len(texts))
+    for segment in own:
+        if not turns[segment.turn].taught:
+            segment.channel = CONTEXT
+    told.rewards["turns"] = float(len(turns))
     return told
 
 

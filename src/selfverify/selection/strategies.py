@@ -250,18 +250,17 @@ def choose(
     answer = candidates[index].answer
     if arrays.boxes is not None and used.votes is not None and readable[index]:
         index, answer = _consensus(masked, used.votes(masked, options), candidates)
-    count = int(votes[index]) if readable[index] else 0
-    most = int(votes[readable].max())
-    score = candidates[index].score
-    return Choice(
-        index,
-        answer,
-        score,
-        count,
-        _confidence(used, masked, index),
-        used.name,
-        _reason(used, fallback, count, most, score, len(candidates), answer is None),
-    )
+    count, most = int(votes[index]) if readable[index] else 0, int(votes[readable].max())
+    score, total = candidates[index].score, len(candidates)
+    agreed = f"{count} of {total} candidates gave it" + (f", {most} gave another" if most > count else "")
+    if answer is None:
+        reason = f"the first of {total}; it could not be read"
+    elif fallback:
+        reason = f"no readable answer has a score, so a majority vote: {agreed}"
+    else:
+        known = "no score" if score is None else f"score {score:.2f}"
+        reason = used.reason.format(score=known, agreed=agreed, total=total)
+    return Choice(index, answer, score, count, _confidence(used, masked, index), used.name, reason)
 
 
 def _first_of(weights: Floats, score: Floats, votes: Floats, candidates: Sequence[Candidate]) -> int:
@@ -293,26 +292,6 @@ def _confidence(strategy: Strategy, arrays: Candidates, index: int) -> float | N
         return float(np.where(same & ~np.isnan(arrays.score), arrays.score, 0.0).sum()) / len(same)
     score = float(arrays.score[index])
     return None if np.isnan(score) else score
-
-
-def _reason(
-    strategy: Strategy,
-    fallback: bool,
-    votes: int,
-    most: int,
-    score: float | None,
-    total: int,
-    unreadable: bool,
-) -> str:
-    agreed = f"{votes} of {total} candidates gave it"
-    if most > votes:
-        agreed += f", {most} gave another"
-    if unreadable:
-        return f"the first of {total}; it could not be read"
-    if fallback:
-        return f"no readable answer has a score, so a majority vote: {agreed}"
-    known = "no score" if score is None else f"score {score:.2f}"
-    return strategy.reason.format(score=known, agreed=agreed, total=total)
 
 
 MAX_SUBSETS = 200

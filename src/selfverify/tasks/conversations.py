@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import Call, Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import DataError
-from selfverify.core.problem import Problem, Split, content_parts
+from selfverify.core.problem import Problem, Split, content_parts, joined_parts
 from selfverify.core.tags import Tagged
 from selfverify.data.conversations import convert_conversation
 from selfverify.data.fields import Row
@@ -128,15 +128,9 @@ def asked_of(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]
 
 def _divided(parts: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[ImageRef]]:
     """Parts with places for images, texts side by side joined; and the images."""
-    places: list[dict[str, Any]] = []
-    for part in parts:
-        if part["type"] == "image":
-            places.append({"type": "image"})
-        elif places and places[-1]["type"] == "text":
-            places[-1] = {"type": "text", "text": places[-1]["text"] + part["text"]}
-        else:
-            places.append({"type": "text", "text": part["text"]})
-    return places, [part["image"] for part in parts if part["type"] == "image"]
+    joined = joined_parts(parts)
+    places = [{"type": "image"} if part["type"] == "image" else {**part} for part in joined]
+    return places, [part["image"] for part in joined if part["type"] == "image"]
 
 
 class ConversationsConfig(RowTaskConfig):

@@ -155,15 +155,11 @@ def _is_plain(value: Any) -> bool:
     return is_number(value) and abs(value) <= MAX_NUMBER  # False for NaN
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
 _CHECKS: dict[str, Any] = {
     "action": lambda value: isinstance(value, str) and value in ACTIONS,
     "coordinate": _is_point,
     "coordinate2": _is_point,
-    "text": _is_text,
+    "text": lambda value: isinstance(value, str) and bool(value.strip()),
     "time": lambda value: _is_plain(value) and value >= 0,
     "button": lambda value: isinstance(value, str) and value in BUTTONS,
     "status": lambda value: isinstance(value, str) and value in STATUSES,

@@ -68,39 +68,14 @@ Scheduler = Any
 """Anything with ``state_dict`` and ``load_state_dict``; torch's classes share no public base."""
 
 
-def write_checkpoint(
-    folder: Path,
-    step: int,
-    write_model: Callable[[Path], None],
-    optimizer: Savable,
-    scheduler: Scheduler,
-    progress: dict[str, Any],
-    best: float | None,
-) -> None:
-    """Write a checkpoint into ``folder``, force it to the disk, and only then declare it complete.
+def declare_complete(folder: Path, step: int, best: float | None) -> None:
+    """Force a checkpoint's files to the disk, and only then declare it complete.
 
-    The other arguments are those of `CheckpointManager.save`.
-
-    Raises:
-        CheckpointError: A value cannot be part of a checkpoint, or the optimizer's state is not finite.
+    Args:
+        folder: Holds all files.
+        step: How many steps led to it.
+        best: Its metric; None or NaN where it was not measured.
     """
-    generators = rng_state()  # taken before anything below can draw a random number
-    folder.mkdir()  # not its parents: they are gone where somebody has deleted the run
-    (folder / MODEL_FOLDER).mkdir()
-    write_model(folder / MODEL_FOLDER)
-    tensors: dict[str, torch.Tensor] = {}
-    state = {
-        "step": step,
-        "names": parameter_names(optimizer),
-        "shapes": parameter_shapes(optimizer),
-        "optimizer": pack(optimizer.state_dict(), tensors, "optimizer"),
-        "scheduler": pack(scheduler.state_dict(), tensors, "scheduler"),
-        "rng": pack(generators, tensors, "rng"),
-        "progress": pack(progress, tensors, "progress"),
-    }
-    refuse_not_finite(tensors.items())
-    save_file(tensors, folder / _TENSORS)
-    (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
     files = []
     for path in sorted(folder.rglob("*")):
         if path.is_dir():
@@ -108,12 +83,11 @@ def write_checkpoint(
         else:
             sync_file(path)
             files.append(path)
-    known = best if best is not None and not math.isnan(best) else None
     digests = file_digests(files)
     manifest = {
         "format": _FORMAT,
         "step": step,
-        "best": known,
+        "best": best if best is not None and not math.isnan(best) else None,
         "files": {path.relative_to(folder).as_posix(): path.stat().st_size for path in files},
         "digests": {path.relative_to(folder).as_posix(): digest for path, digest in digests.items()},
     }
@@ -321,7 +295,24 @@ class CheckpointManager:
         try:
             shutil.rmtree(partial, ignore_errors=True)
             with naming(partial):
-                write_checkpoint(partial, step, write_model, optimizer, scheduler, progress, best)
+                generators = rng_state()  # taken before anything below can draw a random number
+                partial.mkdir()  # not its parents: they are gone where somebody has deleted the run
+                (partial / MODEL_FOLDER).mkdir()
+                write_model(partial / MODEL_FOLDER)
+                tensors: dict[str, torch.Tensor] = {}
+                state = {
+                    "step": step,
+                    "names": parameter_names(optimizer),
+                    "shapes": parameter_shapes(optimizer),
+                    "optimizer": pack(optimizer.state_dict(), tensors, "optimizer"),
+                    "scheduler": pack(scheduler.state_dict(), tensors, "scheduler"),
+                    "rng": pack(generators, tensors, "rng"),
+                    "progress": pack(progress, tensors, "progress"),
+                }
+                refuse_not_finite(tensors.items())
+                save_file(tensors, partial / _TENSORS)
+                (partial / _STATE).write_text(json.dumps(state), encoding="utf-8")
+                declare_complete(partial, step, best)
             require_held(self.folder)
             self._publish(partial, final)
         except BaseException as error:

@@ -93,20 +93,14 @@ def micro_batches(
     shares: list[list[MicroBatch]] = [[] for _ in range(ranks.count())]
     for owner, passes in enumerate(shares):
         own = [i for i in order if groups[i].owner == owner]
-        passes += _joined(groups, own, size, tokens) if whole else _sliced(groups, own, size, tokens)
+        # Groups that fit are joined, the others are cut into slices.
+        fit = [i for i in own if whole or tokens is None or _padded([groups[i]]) <= tokens]
+        cut = [Slice(i, rows) for i in own if i not in fit for rows in row_slices(groups[i], tokens or 0)]
+        passes += _joined(groups, fit, size, tokens) + [MicroBatch([each]) for each in cut]
     mine = shares[ranks.index()]
     spare = (mine or [each for share in shares for each in share])[0]
     missing = max(len(share) for share in shares) - len(mine)
     return mine + [MicroBatch(spare.slices[:1], counts=False)] * missing
-
-
-def _sliced(
-    groups: Sequence[TokenStreams], own: Sequence[int], size: int, tokens: int | None
-) -> list[MicroBatch]:
-    """Return the passes of the groups ``own``: those that fit are joined, the others are cut into slices."""
-    fitting = [i for i in own if tokens is None or _padded([groups[i]]) <= tokens]
-    cut = [Slice(i, rows) for i in own if i not in fitting for rows in row_slices(groups[i], tokens or 0)]
-    return _joined(groups, fitting, size, tokens) + [MicroBatch([each]) for each in cut]
 
 
 def _joined(
@@ -471,6 +465,11 @@ class LossComputer:
         old_bgr = stack_known([group.old_logprobs_gr for group in groups], device)
         if old_bgr is None:
             old_bgr = logprobs_bgr.detach()
+        weight_bgr, cap = None, self.config.loss.importance_cap
+        if any(group.foreign for group in groups):  # tokens that another engine sampled
+            sampler_bgr = stack([_foreign_logprobs(group) for group in groups], device)
+            totals.add_mismatch(old_bgr, sampler_bgr, trained_bgr, cap)
+            weight_bgr = None if cap is None else importance_weight(old_bgr, sampler_bgr, cap)
         terms = surrogate(
             logprobs_bgr,
             old_bgr,
@@ -479,24 +478,13 @@ class LossComputer:
             clip_high=self.config.loss.clip_high,
             ref_logprobs=stack_known([group.reference_logprobs_gr for group in groups], device),
             kl_coef=stack([group.kl_coef_gr for group in groups], device),
-            weight=self._importance(groups, old_bgr, trained_bgr, totals),
+            weight=weight_bgr,
             trajectories=trained_bgr if self.config.loss.ratio == "trajectory" else None,
         )
         totals.sums["kl"] += float(terms.kl[trained_bgr].sum())
         totals.sums["clipped"] += float(terms.clipped[trained_bgr].sum())
         totals.note_largest("ratio", terms.ratio[trained_bgr])
         return terms.loss
-
-    def _importance(
-        self, groups: Sequence[TokenStreams], old_bgr: Tensor, trained_bgr: Tensor, totals: UpdateMetrics
-    ) -> Tensor | None:
-        """Return weights ``[B, G, R]`` of tokens that another engine sampled; None where no engine did."""
-        if not any(group.foreign for group in groups):
-            return None
-        sampler_bgr = stack([_foreign_logprobs(group) for group in groups], old_bgr.device)
-        cap = self.config.loss.importance_cap
-        totals.add_mismatch(old_bgr, sampler_bgr, trained_bgr, cap)
-        return None if cap is None else importance_weight(old_bgr, sampler_bgr, cap)
 
     def _choice_loss(
         self, choices: Alternatives, logprobs_mk: Tensor, first: bool, totals: UpdateMetrics

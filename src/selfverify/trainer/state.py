@@ -115,24 +115,21 @@ def optimizer_misfits(
     optimizer: Savable, shapes: list[list[list[int]]], names: list[list[str | None]]
 ) -> list[str]:
     """Say why a saved state with these ``shapes`` and ``names`` does not fit; empty if it fits."""
-    own_shapes, own_names = parameter_shapes(optimizer), parameter_names(optimizer)
-    if len(shapes) != len(own_shapes):
-        return [f"{len(shapes)} parameter groups were saved, the optimizer has {len(own_shapes)}"]
+    saved = [pair for group in zip(names, shapes, strict=True) for pair in zip(*group, strict=True)]
+    groups = zip(parameter_names(optimizer), parameter_shapes(optimizer), strict=True)
+    own = [pair for group in groups for pair in zip(*group, strict=True)]
+    if len(saved) != len(own):
+        return [
+            f"{len(saved)} parameters were saved, the optimizer has {len(own)} (is the same part of the "
+            "model trained?)"
+        ]
     faults = []
-    for index, (saved, own) in enumerate(zip(shapes, own_shapes, strict=True)):
-        if len(saved) != len(own):
-            faults.append(
-                f"parameter group {index}: {len(saved)} parameters were saved, the optimizer has {len(own)} "
-                "(is the same part of the model trained?)"
-            )
-            continue
-        for place, (before, now) in enumerate(zip(saved, own, strict=True)):
-            old_name, name = names[index][place], own_names[index][place]
-            label = name or f"parameter {place} of group {index}"
-            if before != now:
-                faults.append(f"{label}: shape {before} was saved, the model has {now}")
-            elif old_name and name and old_name != name:
-                faults.append(f"{label}: in its place {old_name} was saved")
+    for place, ((old, before), (name, now)) in enumerate(zip(saved, own, strict=True)):
+        label = name or f"parameter {place}"
+        if before != now:
+            faults.append(f"{label}: shape {before} was saved, the model has {now}")
+        elif old and name and old != name:
+            faults.append(f"{label}: in its place {old} was saved")
     return faults
 
 

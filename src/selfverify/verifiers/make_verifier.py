@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from selfverify.core.errors import ConfigError
+from selfverify.core.policy_config import is_served
 from selfverify.core.trajectory import Group
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.score_reading import answer_logprob
@@ -76,7 +77,7 @@ def make_verifier(
         return SecondTurns(policy, task, second_turn, int(rest or 4), name=spec)
     if kind == "ratio":
         return TrajectoryRatio(_loaded(rest, policy) if rest else None, name=spec)
-    if kind in ("judge", "ask") and rest.startswith(("http://", "https://")):
+    if kind in ("judge", "ask") and is_served(rest):
         from selfverify.verifiers.server_judge import ServerJudge  # it needs the extra `serve`
 
         return ServerJudge.of(rest, spec)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 from PIL.Image import Image
@@ -155,8 +154,6 @@ class VisualConfig(VisualBaseConfig):
 
 PIXELS_PER_TOKEN = 28 * 28
 """Qwen2-VL and Qwen2.5-VL merge 28 x 28 pixels into one token."""
-TokensOf = Callable[[Image], int]
-"""How many visual tokens an image takes as it is shown."""
 
 
 def estimated_tokens_of(image: Image) -> int:

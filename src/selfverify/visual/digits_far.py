@@ -27,12 +27,10 @@ from selfverify.core.tags import Tagged
 from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.base import DemonstratedTurn, TaskConfig, Verdict, judge_integer, problem_rng, user_turn
 from selfverify.tasks.digits import Scans, digit_bank, finish, paste
-from selfverify.tasks.row_task import Size
 from selfverify.visual.calls import TERSE
 from selfverify.visual.config import EndingConfig, Results, VisualConfig
-from selfverify.visual.episode import VisualEpisode
+from selfverify.visual.episode import VisualEpisode, VisualTask
 from selfverify.visual.stopping import After
-from selfverify.visual.task import VisualTask, limits_of
 from selfverify.visual.tools.base import Toolbox
 from selfverify.visual.tools.crop import Crop, ZoomIn, with_numbers
 from selfverify.visual.tools.gallery import ImagePart
@@ -254,9 +252,7 @@ class DigitsFar(VisualTask):
             step_price=c.step_price,
             **c.model_dump(include={*EndingConfig.model_fields}),
         )
-        self.limits = limits_of(self.settings)
-        if c.tools == "none":
-            self.limits = RolloutLimits(turns=1)
+        self.limits = RolloutLimits(turns=1 if c.tools == "none" else c.max_steps + 1)
         if c.think == "none":
             self.tags = ("answer",)
         self.toolbox, self.stopping = Toolbox([Crop(), ZoomIn()]), StoppingVerifier(self.settings)
@@ -340,18 +336,7 @@ class DigitsFar(VisualTask):
         settings, rule = self.settings, self.stopping.rule
         if told := self._told(problem):
             settings, rule = settings.model_copy(update={"terminate": "refuse"}), After(told.steps)
-        return VisualEpisode(
-            problem,
-            self.tags,
-            self.verdict,
-            self.toolbox,
-            settings,
-            _sixths,
-            rule,
-            originals,
-            self.tokens_of,
-            TERSE,
-        )
+        return VisualEpisode(self, problem, settings, lambda size: (SIXTHS, SIXTHS), rule, originals, TERSE)
 
     def seen(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> Sequence[float]:
         """Return after each step the share of the digits on the way that have been shown `READABLE`, and
@@ -430,7 +415,3 @@ class DigitsFar(VisualTask):
 
     def _said(self, thought: str, words: str) -> str:
         return (f"<think>{thought}</think>" if "think" in self.tags else "") + words
-
-
-def _sixths(size: Size) -> Size:
-    return SIXTHS, SIXTHS

@@ -6,35 +6,38 @@ unfinished conversation anew. `VisualStep` is what is kept of each step.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from PIL.Image import Image, Resampling, new
 
-from selfverify.core.episode import PROBE_LOGPROB, EpisodeResult, Observation, PolicyTurn
+from selfverify.core.episode import (
+    PROBE_LOGPROB,
+    Episode,
+    EpisodeResult,
+    Observation,
+    PolicyTurn,
+    RolloutHook,
+)
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged, parse_tagged
 from selfverify.core.trajectory import ANSWER, Finish, Trajectory
-from selfverify.tasks.answering import JudgeAnswer, SingleTurn
-from selfverify.tasks.base import Space
+from selfverify.policy.policy import Policy
+from selfverify.tasks.answering import SingleTurn
+from selfverify.tasks.base import Space, Task
 from selfverify.tasks.tool_calls import ToolError
 from selfverify.tasks.tool_episode import ACTION, TOOL_CALLS, TOOL_ERRORS, shortened
 from selfverify.visual.calls import VisualCall, read_look_call
-from selfverify.visual.config import TokensOf, VisualConfig, estimated_tokens_of
+from selfverify.visual.config import VisualConfig, estimated_tokens_of
 from selfverify.visual.stopping import DELTA_R, LOG_RATIO, LOG_RATIO_PLAN, StopRule, Verified
-from selfverify.visual.tools.base import (
-    Chosen,
-    Terminate,
-    TerminateArguments,
-    Toolbox,
-    ToolFault,
-    plain_name,
-)
+from selfverify.visual.tools.base import Chosen, Terminate, TerminateArguments, Toolbox, ToolFault, plain_name
 from selfverify.visual.tools.gallery import CROP_HIT, Gallery, Made, crop_hit
+from selfverify.visual.verifier import StoppingVerifier
 
 
 @dataclass(slots=True)
@@ -166,7 +169,7 @@ def asked_anew(
         role: The role of the speaker that showed it.
         words: The words behind the last observation; empty for nothing.
     """
-    messages, images = deepcopy(problem.messages), list(problem.images)
+    messages, images = copy.deepcopy(problem.messages), list(problem.images)
     for text, parts, shown in turns:
         messages.append({"role": "assistant", "content": text})
         messages.append({"role": role, "content": [dict(part) for part in parts]})
@@ -211,15 +214,12 @@ class VisualEpisode(SingleTurn):
     and the model answers from what it had seen before.
 
     Args:
+        task: Has the tools and an answer's tags, judges the answer, and knows how many tokens an image takes.
         problem: The problem, with its tools described.
-        tags: The tags of an answer, in order.
-        verdict: Judges the answer.
-        toolbox: The tools.
         settings: How the model looks.
         space: How it writes places.
         rule: Says when looking ends.
         originals: The question's images as tools see them, where they are larger than as they are shown.
-        tokens_of: How many visual tokens an image takes; by default one for 28 x 28 pixels.
         form: See `read_look_call`.
     """
 
@@ -227,21 +227,19 @@ class VisualEpisode(SingleTurn):
 
     def __init__(
         self,
+        task: VisualTask,
         problem: Problem,
-        tags: Sequence[str],
-        verdict: JudgeAnswer,
-        toolbox: Toolbox,
         settings: VisualConfig,
         space: Space,
         rule: StopRule,
         originals: Sequence[Image] = (),
-        tokens_of: TokensOf = estimated_tokens_of,
         form: str = "",
     ) -> None:
-        super().__init__(problem, tags, verdict)
-        self.toolbox, self.settings, self.rule, self.originals = toolbox, settings, rule, originals
+        super().__init__(problem, task.tags, task.verdict)
+        self.task, self.toolbox, self.settings, self.rule = task, task.toolbox, settings, rule
+        self.originals = originals
         self.gallery = Gallery(space=space, most_shown=settings.most_shown, smallest=settings.smallest)
-        self._tokens_of, self._tokens_shown, self._form = tokens_of, 0, form
+        self._tokens_shown, self._form = 0, form
         self.steps: list[VisualStep] = []
         self.last_said = ""
         """The model's words in its last step."""
@@ -299,7 +297,8 @@ class VisualEpisode(SingleTurn):
         self.steps.append(step)
         step.stopped = "rule" if stops else "cap" if step.step >= self.settings.max_steps else ""
         words, images = self._carried_out(step, read)
-        said.values |= self._measured(step)
+        counts = {TOOL_ERRORS: bool(step.error), DUPLICATES: step.duplicate > 0, SHOWN: len(step.images)}
+        said.values |= {name: float(count) for name, count in counts.items() if count}
         if not step.stopped and self._in_a_row >= self.settings.errors_in_a_row:
             step.stopped = "errors"
         self._answering = bool(step.stopped)
@@ -440,7 +439,7 @@ class VisualEpisode(SingleTurn):
         """Count an image's visual tokens, where they are limited, and return whether it may be shown."""
         if self.settings.max_visual_tokens is None:
             return True
-        self._tokens_shown += self._tokens_of(image)
+        self._tokens_shown += self.task.tokens_of(image)
         return self._tokens_shown <= self.settings.max_visual_tokens
 
     def _result(self, image: Image) -> Image:
@@ -484,10 +483,6 @@ class VisualEpisode(SingleTurn):
         wide, high = picture.shown.size
         return f"\nImage {number} ({picture.label}, {wide} x {high} pixels):"
 
-    def _measured(self, step: VisualStep) -> dict[str, float]:
-        values = {TOOL_ERRORS: bool(step.error), DUPLICATES: step.duplicate > 0, SHOWN: len(step.images)}
-        return {name: float(value) for name, value in values.items() if value}
-
     def _reply(
         self, parts: list[Part], images: list[Image], cuts: list[tuple[str, int]] | None = None
     ) -> Observation:
@@ -501,3 +496,81 @@ def _cuts(read: VisualCall) -> list[tuple[str, int]]:
 
 def _text(words: str) -> Part:
     return {"type": "text", "text": words}
+
+
+class VisualTask(Task):
+    """A task whose conversations are `VisualEpisode`s, with a verifier listening where one is named.
+
+    Attributes:
+        settings: How a model looks.
+        toolbox: The tools.
+        stopping: The rule that ends looking.
+    """
+
+    settings: VisualConfig
+    toolbox: Toolbox
+    stopping: StoppingVerifier
+    reasoner: Policy | None = None
+    """The model that looks, where it runs here."""
+
+    @abstractmethod
+    def look(self, problem: Problem) -> VisualEpisode:
+        """The conversation about a problem of this task."""
+
+    def set_policy(self, policy: object) -> None:
+        if isinstance(policy, Policy):
+            self.reasoner = policy
+
+    def tokens_of(self, image: Image) -> int:
+        """How many visual tokens an image takes."""
+        if self.reasoner is None:
+            return estimated_tokens_of(image)
+        return self.reasoner.encoder.image(image, "an image that is shown", several=True).placeholders
+
+    def hook(self) -> RolloutHook | None:
+        """Return the verifier that follows the conversations, where one is named."""
+        return self.stopping.listener(self.reasoner)
+
+    def open(self, problem: Problem, seed: int) -> Episode:
+        return self.look(problem)
+
+    def looking_by(self, changes: Mapping[str, Any]) -> Self:
+        """Return the task with other settings of looking.
+
+        Raises:
+            ConfigError: See `StoppingVerifier`.
+            ValidationError: They are none.
+        """
+        changed = copy.copy(self)
+        changed.settings = VisualConfig(**{**self.settings.model_dump(), **changes})
+        changed.stopping = self.stopping.changed(changed.settings)
+        changed.limits = self.limits.model_copy(update={"turns": changed.settings.max_steps + 1})
+        return changed
+
+    def seen(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> Sequence[float] | None:
+        """Return after each step the share of the image parts that the answer needs and that have been shown,
+        from 0 to 1.
+
+        Args:
+            problem: The problem.
+            steps: The conversation's `VisualStep`s, as its trajectory keeps them.
+
+        Returns:
+            None where the task does not know.
+        """
+        return None
+
+    def enough(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> int | None:
+        """After which step everything has been shown that the answer needs; 0 where it never has.
+
+        Args:
+            problem: See `seen`.
+            steps: See `seen`.
+
+        Returns:
+            None where the task does not know.
+        """
+        shares = self.seen(problem, steps)
+        if shares is None:
+            return None
+        return next((h for h, share in enumerate(shares, start=1) if share >= 1), 0)

@@ -139,12 +139,11 @@ def _chosen(
         worse_name = pair.id.rpartition(" > ")[2]
         if worse_name in used:
             continue
-        if len(taken) == MOST_PAIRS:
-            dropped[f"the problem has {MOST_PAIRS} pairs already"] += 1
-            used.add(worse_name)
-            continue
         used.add(worse_name)
-        taken.append(pair)
+        if len(taken) < MOST_PAIRS:
+            taken.append(pair)
+        else:
+            dropped[f"the problem has {MOST_PAIRS} pairs already"] += 1
     return taken
 
 

@@ -378,9 +378,8 @@ def stop_figures(
     if values.ndim != 2 or not values.size or np.isnan(values).all():
         raise DataError(f"Δr {values.shape} needs the shape [N, H] with at least one step")
     at = stop_steps(values, rule, epsilon, lengths)
-    last = (~np.isnan(values)).sum(1) if lengths is None else np.asarray(lengths)
-    shown = np.take_along_axis(values, np.maximum(at - 1, 0)[:, None], axis=1)[:, 0]
-    stopped = (np.abs(shown) if rule == "absolute" else shown) < epsilon
+    compared, last = _values(values, rule, lengths)
+    stopped = np.take_along_axis(compared, np.maximum(at - 1, 0)[:, None], axis=1)[:, 0] < epsilon
     counts, edges = np.histogram(values[~np.isnan(values)], bins)
     width = values.shape[1]
     shares = np.bincount(at[stopped], minlength=width + 1)[1:] / len(values)

@@ -5,31 +5,21 @@
 
 from __future__ import annotations
 
-import copy
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
-from PIL.Image import Image
 from pydantic import Field
 
 from selfverify.core.config import RolloutLimits
-from selfverify.core.episode import Episode, RolloutHook
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
-from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Floats, Metric, Space, Task, Verdict
 from selfverify.tasks.math import Math, MathConfig, MathRowsConfig, reminder
 from selfverify.tasks.row_task import RowSequence
-from selfverify.visual.config import (
-    ANSWER_NOW,
-    ToolModelsConfig,
-    VisualConfig,
-    estimated_tokens_of,
-)
-from selfverify.visual.episode import STEPS, VisualEpisode, with_tools
+from selfverify.visual.config import ANSWER_NOW, ToolModelsConfig, VisualConfig
+from selfverify.visual.episode import STEPS, VisualEpisode, VisualTask, with_tools
 from selfverify.visual.tools.base import Terminate, Toolbox, VisualTool, missing_model
 from selfverify.visual.tools.crop import Crop, Overlay, ZoomIn, marked
 from selfverify.visual.tools.detect import GroundingTool, Similarity, VisualSearch, ZeroShotDetector
@@ -38,88 +28,6 @@ from selfverify.visual.tools.read import Depth, ImageCaptioner, Ocr
 from selfverify.visual.tools.segment import GrabCut, ImageSegment, Sam
 from selfverify.visual.tools.server import RemoteTool, behind_server
 from selfverify.visual.verifier import StoppingVerifier
-
-
-class VisualTask(Task):
-    """A task whose conversations are `VisualEpisode`s, with a verifier listening where one is named.
-
-    Attributes:
-        settings: How a model looks.
-        stopping: The rule that ends looking.
-    """
-
-    settings: VisualConfig
-    stopping: StoppingVerifier
-    reasoner: Policy | None = None
-    """The model that looks, where it runs here."""
-
-    @abstractmethod
-    def look(self, problem: Problem) -> VisualEpisode:
-        """The conversation about a problem of this task."""
-
-    def set_policy(self, policy: object) -> None:
-        if isinstance(policy, Policy):
-            self.reasoner = policy
-
-    def tokens_of(self, image: Image) -> int:
-        """How many visual tokens an image takes."""
-        if self.reasoner is None:
-            return estimated_tokens_of(image)
-        return self.reasoner.encoder.image(image, "an image that is shown", several=True).placeholders
-
-    def hook(self) -> RolloutHook | None:
-        """Return the verifier that follows the conversations, where one is named."""
-        return self.stopping.listener(self.reasoner)
-
-    def open(self, problem: Problem, seed: int) -> Episode:
-        return self.look(problem)
-
-    def looking_by(self, changes: Mapping[str, Any]) -> Self:
-        """Return the task with other settings of looking.
-
-        Raises:
-            ConfigError: See `StoppingVerifier`.
-            ValidationError: They are none.
-        """
-        changed = copy.copy(self)
-        changed.settings = VisualConfig(**{**self.settings.model_dump(), **changes})
-        changed.stopping = self.stopping.changed(changed.settings)
-        changed.limits = self.limits.model_copy(update={"turns": changed.settings.max_steps + 1})
-        return changed
-
-    def seen(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> Sequence[float] | None:
-        """Return after each step the share of the image parts that the answer needs and that have been shown,
-        from 0 to 1.
-
-        Args:
-            problem: The problem.
-            steps: The conversation's `VisualStep`s, as its trajectory keeps them.
-
-        Returns:
-            None where the task does not know.
-        """
-        return None
-
-    def enough(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> int | None:
-        """After which step everything has been shown that the answer needs; 0 where it never has.
-
-        Args:
-            problem: See `seen`.
-            steps: See `seen`.
-
-        Returns:
-            None where the task does not know.
-        """
-        shares = self.seen(problem, steps)
-        if shares is None:
-            return None
-        return next((h for h, share in enumerate(shares, start=1) if share >= 1), 0)
-
-
-def limits_of(settings: VisualConfig) -> RolloutLimits:
-    """The limits of conversations: as many turns as there may be steps, and the answer."""
-    return RolloutLimits(turns=settings.max_steps + 1)
-
 
 MODELS = ("detector", "depth_model", "segment_model", "similarity_model", "caption_model")
 """The settings that name models of tools."""
@@ -203,7 +111,7 @@ class VisualToolTask(VisualTask):
         self.inner, self.settings = inner, settings
         self.name, self.summary, self.kind = f"looking/{inner.name}", inner.name, inner.kind
         self.tags, self.metrics, self.judges = inner.tags, inner.metrics, inner.judges
-        self.limits = limits_of(settings)
+        self.limits = RolloutLimits(turns=settings.max_steps + 1)
         self._tools = all_tools(settings, settings.tool_seconds)
         self.toolbox, self.stopping = make_toolbox(settings, self._tools), StoppingVerifier(settings)
         named = settings.coordinates
@@ -242,16 +150,7 @@ class VisualToolTask(VisualTask):
 
     def look(self, problem: Problem) -> VisualEpisode:
         """Begin to look at a problem that `asked` has returned."""
-        return VisualEpisode(
-            problem,
-            self.tags,
-            self.inner.verdict,
-            self.toolbox,
-            self.settings,
-            self._space,
-            self.stopping.rule,
-            tokens_of=self.tokens_of,
-        )
+        return VisualEpisode(self, problem, self.settings, self._space, self.stopping.rule)
 
     def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         return self.inner.judge(problem, tagged)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from selfverify.core.problem import content_parts
+from selfverify.core.problem import content_parts, joined_parts
 from selfverify.core.trajectory import ANSWER
 from selfverify.rollouts.wrappers import Message
 from selfverify.tasks.answering import worth_imitating
@@ -102,9 +102,9 @@ def flattened(messages: Sequence[Message]) -> list[Message]:
     found: list[Message] = []
     for message in messages:
         content = message["content"]
-        parts = _joined(_opened(content)) if isinstance(content, list) else parts_of(message)
+        parts = joined_parts(_opened(content)) if isinstance(content, list) else parts_of(message)
         if found and found[-1]["role"] == message["role"] == "user":
-            parts = _joined([*parts_of(found.pop()), *parts])
+            parts = joined_parts([*parts_of(found.pop()), *parts])
         text = not any(map(is_image, parts))
         found.append(
             {
@@ -122,16 +122,6 @@ def _opened(parts: Iterable[Any]) -> list[dict[str, Any]]:
             found += _opened(part)
         else:
             found.append({"type": "text", "text": part} if isinstance(part, str) else part)
-    return found
-
-
-def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for part in parts:
-        if found and part.get("type") == found[-1].get("type") == "text":
-            found[-1] = {"type": "text", "text": found[-1]["text"] + part["text"]}
-        else:
-            found.append(dict(part))
     return found
 
 
@@ -173,10 +163,9 @@ class Curation:
         self._forget()
 
     def _forget(self) -> None:
-        self.sizes: dict[str, tuple[int, int]] = {}
-        """Of the problem's images that were seen."""
+        self._sizes: dict[str, tuple[int, int] | None] = {}
+        """Of the problem's images that were looked at; None of one that is missing or cannot be read."""
         self._seen: set[str] = set()
-        self._missing: set[str] = set()
         self._asked: dict[str, list[Message]] = {}
 
     def take(self, traces: Iterable[VisualTrace]) -> list[VisualTrace]:
@@ -202,11 +191,13 @@ class Curation:
         trace.messages = flattened(trace.messages)
         if not trace.images:
             return "the question shows no image"
-        if any(not self._is_there(name) for name in trace.images):
+        self._sizes |= {name: self._size(name) for name in {*trace.images} - self._sizes.keys()}
+        sizes = {name: size for name in trace.images if (size := self._sizes[name]) is not None}
+        if sizes.keys() != {*trace.images}:
             return "an image is missing or cannot be read"
         if not trace.rewards.get(TOOL_CALLS):
             return "no tool was used"
-        if estimated_length(trace.messages, self.sizes) > self.most_tokens:
+        if estimated_length(trace.messages, sizes) > self.most_tokens:
             return f"they are longer than {self.most_tokens:,} tokens"
         first = self._asked.setdefault(trace.problem, trace.messages[:1])
         if trace.messages[:1] != first:
@@ -217,21 +208,15 @@ class Curation:
         self._seen.add(same)
         return ""
 
-    def _is_there(self, name: str) -> bool:
-        if name in self._missing:
-            return False
-        if name not in self.sizes:
-            try:
-                if Path(name).name != name:
-                    raise ValueError("a name leads elsewhere")
-                with Image.open(self.folder / name, formats=("PNG",)) as image:
-                    self.sizes[name] = image.size
-                    image.verify()
-            except (OSError, ValueError, SyntaxError):
-                self._missing.add(name)
-                self.sizes.pop(name, None)
-                return False
-        return True
+    def _size(self, name: str) -> tuple[int, int] | None:
+        if Path(name).name != name:  # it leads elsewhere
+            return None
+        try:
+            with Image.open(self.folder / name, formats=("PNG",)) as image:
+                image.verify()
+                return image.size
+        except (OSError, ValueError, SyntaxError):
+            return None
 
 
 def malformed(trace: VisualTrace) -> str:

@@ -19,6 +19,7 @@ from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation, PolicyTurn, RolloutHook
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
+from selfverify.core.policy_config import is_served
 from selfverify.core.problem import Problem
 from selfverify.core.tags import channel_lengths, token_ends
 from selfverify.core.trajectory import Finish, SampleIndex
@@ -54,7 +55,7 @@ class _Heard:
         turns: How often it has spoken.
         end: The token that ends a message of the reasoner in the verifier's template, if one does.
         deaf: Whether something could not be heard, so that nothing more is measured.
-        before: Where it stood before the reasoner was shown something, should that be taken back.
+        back: Brings it back to where it stood before the reasoner was shown something last.
     """
 
     problem: Problem
@@ -63,18 +64,7 @@ class _Heard:
     turns: int = 0
     end: list[int] = field(default_factory=list)
     deaf: bool = False
-    before: _HeardBefore | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _HeardBefore:
-    """An earlier state of a conversation: the functions that bring the models back there, and fields of
-    `_Heard`."""
-
-    back: Sequence[Callable[[], None]]
-    used: int
-    last: list[int]
-    turns: int
+    back: Callable[[], None] = lambda: None
 
 
 class StepVerifier(RolloutHook):
@@ -129,7 +119,7 @@ class StepVerifier(RolloutHook):
         self._rows: dict[SampleIndex, SampleIndex] = {}
         """Where models keep a conversation: its problem's number among the different ones, and its own."""
         self._heard: dict[SampleIndex, _Heard] = {}
-        self._starts: dict[SampleIndex, _HeardBefore | None] = {}
+        self._starts: dict[SampleIndex, Callable[[], None]] = {}
 
     def begin(self, problems: Mapping[SampleIndex, Problem]) -> None:
         """Read the prompts of conversations that begin, each problem's once.
@@ -158,14 +148,13 @@ class StepVerifier(RolloutHook):
         self._starts = {}
         for place in self._heard:
             self._mark(place)
-            self._starts[place] = self._heard[place].before
+            self._starts[place] = self._heard[place].back
 
     def open(self, indices: Sequence[SampleIndex]) -> None:
         for place in indices:
-            talk, start = self._heard[place], self._starts[place]
-            assert start is not None
-            self._heard[place] = _Heard(talk.problem, start.used, end=talk.end, before=start)
-            self._go_back(self._heard[place])
+            talk = self._heard[place]
+            talk.deaf, talk.back = False, self._starts[place]
+            talk.back()
 
     def said(self, said: Mapping[SampleIndex, PolicyTurn]) -> None:
         pieces: dict[SampleIndex, Sequence[Continuation]] = {}
@@ -199,7 +188,7 @@ class StepVerifier(RolloutHook):
             if talk.deaf:
                 continue
             if reply.undo:
-                self._go_back(talk)
+                talk.back()
             else:
                 self._mark(place)
             try:
@@ -218,15 +207,15 @@ class StepVerifier(RolloutHook):
     def _mark(self, place: SampleIndex) -> None:
         """Remember where a conversation stands before something is shown in it."""
         talk = self._heard[place]
-        back = [threads.mark([self._rows[place]]) for threads in self._threads]
-        talk.before = _HeardBefore(back, talk.used, talk.last, talk.turns)
+        models = [threads.mark([self._rows[place]]) for threads in self._threads]
+        used, last, turns = talk.used, talk.last, talk.turns
 
-    def _go_back(self, talk: _Heard) -> None:
-        """Forget what the reasoner has said last and was shown before that."""
-        assert talk.before is not None
-        for back in talk.before.back:
-            back()
-        talk.used, talk.last, talk.turns = talk.before.used, talk.before.last, talk.before.turns
+        def back() -> None:
+            for go_back in models:
+                go_back()
+            talk.used, talk.last, talk.turns = used, last, turns
+
+        talk.back = back
 
     def _hear(
         self, pieces: Mapping[SampleIndex, Sequence[Continuation]], score: bool
@@ -291,7 +280,7 @@ class StoppingVerifier:
 
     def __init__(self, settings: VisualConfig) -> None:
         self.settings = settings
-        served = [name for name in (settings.verifier, settings.verifier_base) if name and is_address(name)]
+        served = [name for name in (settings.verifier, settings.verifier_base) if name and is_served(name)]
         if served and (len(served) != 2 or any("#" not in name for name in served)):
             raise ConfigError(
                 f"{served[0]}: a verifier behind a server needs its base behind one, too, both as URL#MODEL "
@@ -327,7 +316,7 @@ class StoppingVerifier:
         path, base = self.settings.verifier, self.settings.verifier_base
         if path is None:
             return None
-        if is_address(path):
+        if is_served(path):
             assert base is not None
 
             from selfverify.visual.served_verifier import ServedModel, ServedVerifier  # it needs aiohttp
@@ -344,18 +333,13 @@ class StoppingVerifier:
         return StepVerifier(*self._models[path, base], reasoner=reasoner, lock=self._lock)
 
 
-def is_address(name: str) -> bool:
-    """Whether a verifier's name is that of a server."""
-    return name.startswith(("http://", "https://"))
-
-
 def _rule(settings: VisualConfig) -> StopRule:
     if settings.stop != "verifier":
         return make_stop_rule(settings.stop)
     if settings.verifier is None:
         raise ConfigError("stop: verifier needs the verifier's folder (verifier)")
     rule, epsilon, folder = settings.rule, settings.epsilon, Path(settings.verifier)
-    if epsilon is None and is_address(settings.verifier):
+    if epsilon is None and is_served(settings.verifier):
         raise ConfigError("epsilon: a verifier behind a server has no calibration beside it; set epsilon")
     if epsilon is None or (rule is None and (folder / STOPPING_FILE).exists()):
         found = StopCalibration.load(folder)

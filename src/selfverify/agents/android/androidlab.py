@@ -5,9 +5,11 @@ There are 138 tasks for validation, and 726 for training in SmartSnap's release.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
 from selfverify.agents import tools
 from selfverify.agents.android.screen import Capture
@@ -23,13 +24,10 @@ from selfverify.core.errors import DataError
 from selfverify.core.files import make_folder, naming, read_regular, write_bytes
 from selfverify.core.jsonl_store import JsonlStore
 
-MOST_BYTES = 4 * 2**20
-"""Length of a task file beyond which it is not read."""
-MOST_DEPTH = 10
-"""How many lists and mappings of a task file may stand in each other."""
-
 _WORD = re.compile(r"[\w.:-]+")
-_NAMES = {"instruction": "task", "queries": "adb_query"}
+_FIELDS = {"task": "instruction", "adb_query": "queries"}
+"""The names that keys of a task file have here; all others stay as they are."""
+_NAMES = {name: key for key, name in _FIELDS.items()}
 _WRITTEN = {"task_id", "task", "category", "metric_type", "metric_func", "adb_query"}
 
 
@@ -148,17 +146,13 @@ def _tasks_of(file: Path) -> list[AndroidTask]:
         if unknown := sorted(str(key) for key in written if key not in _WRITTEN):
             raise DataError(f"{place}: unknown key {unknown[0]!r}; there are {', '.join(sorted(_WRITTEN))}")
         number_id = isinstance(name, int) and not isinstance(name, bool) and name >= 0
-        asked = written.get("adb_query")
-        fields = {key: written[key] for key in ("category", "metric_type", "metric_func") if key in written}
+        given = {_FIELDS.get(key, key): value for key, value in written.items()}
+        given |= {"app": content["APP"], "package": content["package"], "instruction": written.get("task")}
+        given["task_id"] = f"{file.stem}_{name}" if number_id else name
+        asked = given.pop("queries", None)
+        given["queries"] = asked if isinstance(asked, list) else [] if asked is None else [asked]
         try:
-            task = AndroidTask(
-                task_id=f"{file.stem}_{name}" if number_id else name,  # type: ignore[arg-type]  # checked here
-                instruction=written.get("task"),  # type: ignore[arg-type]
-                app=content["APP"],
-                package=content["package"],
-                queries=() if asked is None else tuple(asked) if isinstance(asked, list) else (asked,),
-                **fields,
-            )
+            task = AndroidTask.model_validate(given)
         except ValidationError as error:
             raise DataError(f"{place}: {_faults(error, _NAMES)}") from None
         if any(task.task_id == other.task_id for other in tasks):
@@ -168,18 +162,9 @@ def _tasks_of(file: Path) -> list[AndroidTask]:
 
 
 def _load(file: Path) -> Any:
-    """A file's content as plain values: safe YAML without aliases, which can repeat without end."""
+    """A file's content as plain values, by safe YAML."""
     try:
-        if file.stat().st_size > MOST_BYTES:
-            raise DataError(f"{file}: a task file has at most {MOST_BYTES:,} bytes")
-        text = read_regular(file).decode("utf-8")
-        depth = 0
-        for event in YAML(typ="safe", pure=True).parse(text):
-            depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
-            if isinstance(event, AliasEvent) or depth > MOST_DEPTH:
-                what = "aliases (*name)" if isinstance(event, AliasEvent) else f"{MOST_DEPTH} levels"
-                raise DataError(f"{file}, line {event.start_mark.line + 1}: a task file has no {what}")
-        return YAML(typ="safe", pure=True).load(text)
+        return YAML(typ="safe", pure=True).load(read_regular(file).decode("utf-8"))
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror})") from None
     except MarkedYAMLError as error:
@@ -225,16 +210,13 @@ class Trace:
 
     def __post_init__(self) -> None:
         first = self.folder / f"{self.task.task_id}_{self.seed}"
-        number = 1
         make_folder(self.folder)
         with naming(first):
-            while True:
+            for number in itertools.count(1):
                 self.home = first if number == 1 else first.with_name(f"{first.name}-{number}")
-                try:
+                with suppress(FileExistsError):
                     self.home.mkdir()
                     break
-                except FileExistsError:
-                    number += 1
             for name in ("xml", "Screen"):
                 (self.home / name).mkdir()
         self._journal = JsonlStore(self.home / "traces" / "trace.jsonl")

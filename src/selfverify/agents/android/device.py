@@ -146,10 +146,19 @@ class AdbDevice:
             await asyncio.sleep(_POLL)
 
     async def console(self, command: str, token: Path, seconds: float) -> str:
-        """Run a command in its emulator's console, whose port its serial number holds; see `ask_console`.
+        """Run one command in its emulator's console, whose port its serial number holds; return the answer.
+
+        The console loads snapshots (``avd snapshot load NAME``) and sets the place where the phone is.
+
+        Args:
+            command: One line.
+            token: The file in which the emulator keeps the word that its console asks for.
+            seconds: How long it may take.
 
         Raises:
-            ConfigError: The device is no local emulator, and has no tunnel to one.
+            ConfigError: The device is no local emulator, and has no tunnel to one; or the console refuses the
+                command or the word in ``token``.
+            EnvironmentLost: It cannot be reached, or does not answer in time.
         """
         kind, _, port = self.serial.partition("-")
         if self._console is None and (kind != "emulator" or not port.isdecimal()):
@@ -157,8 +166,14 @@ class AdbDevice:
                 f"device {self.serial} has no emulator's console: snapshots and places need a device that "
                 "`adb devices` lists as emulator-PORT"
             )
+        if not command.isprintable():
+            raise ConfigError(f"a command of the emulator's console is one line, not {command!r}")
         host, number = _host_and_port(self._console or f"{self.host}:{port}")
-        return await ask_console(host, number, command, token, seconds)
+        try:
+            return await asyncio.wait_for(_ask(host, number, command, token.expanduser()), seconds)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            said = str(error) or f"no answer within {seconds:g} seconds"
+            raise EnvironmentLost(f"the emulator's console at {host}:{number} is lost: {said}") from None
 
     def close(self) -> None:
         """Leave the device to others. A command that still runs ends by itself, at its deadline."""
@@ -248,31 +263,6 @@ class AdbDevice:
 def _host_and_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)  # IPv6's colons may stand in brackets
-
-
-async def ask_console(host: str, port: int, command: str, token: Path, seconds: float) -> str:
-    """Run one command in an emulator's console and return what it says.
-
-    The console loads snapshots (``avd snapshot load NAME``) and sets the place where the phone is.
-
-    Args:
-        host: Where the emulator runs.
-        port: Its console's port.
-        command: One line.
-        token: The file in which the emulator keeps the word that its console asks for.
-        seconds: How long it may take.
-
-    Raises:
-        ConfigError: The console refuses the command or the word in ``token``.
-        EnvironmentLost: It cannot be reached, or does not answer in time.
-    """
-    if not command.isprintable():
-        raise ConfigError(f"a command of the emulator's console is one line, not {command!r}")
-    try:
-        return await asyncio.wait_for(_ask(host, port, command, token.expanduser()), seconds)
-    except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-        said = str(error) or f"no answer within {seconds:g} seconds"
-        raise EnvironmentLost(f"the emulator's console at {host}:{port} is lost: {said}") from None
 
 
 async def _ask(host: str, port: int, command: str, token: Path) -> str:

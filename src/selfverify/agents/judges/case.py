@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from abc import ABC, abstractmethod
@@ -201,14 +202,10 @@ def disarmed(text: str, longest: int) -> str:
 
 def fence_of(data: Sequence[str]) -> str:
     """A word that stands nowhere in ``data`` and is the same for the same data."""
-    count = 0
     whole = json.dumps(list(data)).encode()
-    while True:
-        digest = hashlib.blake2b(whole, digest_size=8, key=_KEY, salt=count.to_bytes(8, "little"))
-        word = f"data-{digest.hexdigest()}"
-        if not any(word in text for text in data):
-            return word
-        count += 1
+    salts = (number.to_bytes(8, "little") for number in itertools.count())
+    digests = (hashlib.blake2b(whole, digest_size=8, key=_KEY, salt=salt).hexdigest() for salt in salts)
+    return next(f"data-{one}" for one in digests if not any(f"data-{one}" in text for text in data))
 
 
 def _call(exhibit: Exhibit) -> str:

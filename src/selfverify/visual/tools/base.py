@@ -15,14 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from selfverify.core.errors import ConfigError
 from selfverify.core.events import note
@@ -199,8 +192,8 @@ class Toolbox:
     def __init__(self, tools: Sequence[VisualTool[Any]], seconds: float = 60.0) -> None:
         self.tools, self.seconds = {tool.name: tool for tool in tools}, seconds
         self._by_name: dict[str, VisualTool[Any]] = {}
-        self._left_behind: dict[str, list[threading.Thread]] = {}
-        self._lock = threading.Lock()
+        self._left_behind: list[tuple[str, threading.Thread]] = []
+        """Calls that took too long: of which tool, and their threads."""
         for tool in tools:
             for name in (tool.name, *tool.also):
                 if self._by_name.setdefault(plain_name(name), tool) is not tool:
@@ -217,7 +210,9 @@ class Toolbox:
 
     def missing(self, tool: VisualTool[Any]) -> str:
         """Why a tool is not available here; empty where it is."""
-        if (hung := self._hung(tool.name)) >= MOST_HUNG:
+        # A call that has ended after all, such as a slow one, does not hang.
+        hung = sum(thread.is_alive() for name, thread in [*self._left_behind] if name == tool.name)
+        if hung >= MOST_HUNG:
             return f"{hung} calls of it hang"
         return tool.missing()
 
@@ -257,17 +252,9 @@ class Toolbox:
         try:
             return result.result(self.seconds)
         except TimeoutError:
-            with self._lock:
-                self._left_behind.setdefault(tool.name, []).append(thread)
+            self._left_behind.append((tool.name, thread))
             note(logger, "tool_hung", f"the tool {tool.name} hangs", tool=tool.name, seconds=self.seconds)
             raise ToolFault(f"{tool.name} took longer than {self.seconds:g} s") from None
-
-    def _hung(self, name: str) -> int:
-        """How many calls of a tool hang; one that has ended after all, such as a slow one, does not."""
-        with self._lock:
-            running = [thread for thread in self._left_behind.get(name, []) if thread.is_alive()]
-            self._left_behind[name] = running
-        return len(running)
 
     def _guarded(self, call: Chosen, gallery: Gallery) -> Found:
         name = call.tool.name

@@ -13,6 +13,13 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
 
+from reproduce.reward_models import (
+    VALUE_HEAD,
+    RewardModel,
+    ValueHead,
+    has_value_head,
+    reward_identity,
+)
 from rounding import assert_close
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.policy_config import PolicyConfig
@@ -21,13 +28,6 @@ from selfverify.core.trajectory import ANSWER, Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
 from selfverify.policy.tiny_models import tiny_image_processor, tiny_tokenizer
 from selfverify.tasks.base import Verdict, user_turn
-from selfverify.verifiers.reward_models import (
-    VALUE_HEAD,
-    RewardModel,
-    ValueHead,
-    has_value_head,
-    reward_identity,
-)
 
 
 def saved(folder: Path, labels: int | None = 1, longest: int = 512) -> Path:
