@@ -62,6 +62,21 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         read_tasks(tmp_path / "c.yaml")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: &a [x, x]\nb: &b [*a, *a]\nAPP: *b\n", r"line 2: a task file has no aliases \(\*a\)"),
+        (f"tasks: {'[' * 30}{']' * 30}\n", "line 1: no valid YAML: maximum depth"),
+    ],
+    ids=["repeats", "deep"],
+)
+def test_a_file_that_would_grow_without_end(tmp_path: Path, text: str, said: str) -> None:
+    """It is refused before anything is made of it."""
+    (tmp_path / "tasks.yaml").write_text(text)
+    with pytest.raises(DataError, match=said):
+        read_tasks(tmp_path / "tasks.yaml")
+
+
 @yaml_cases
 def test_questions_are_known(query: str) -> None:
     """All that AndroidLab's files ask."""

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import AliasEvent
 
 from selfverify.agents import tools
 from selfverify.agents.android.screen import Capture
@@ -162,9 +163,16 @@ def _tasks_of(file: Path) -> list[AndroidTask]:
 
 
 def _load(file: Path) -> Any:
-    """A file's content as plain values, by safe YAML."""
+    """A file's content as plain values, by safe YAML without aliases, which can repeat without end."""
+    reader = YAML(typ="safe", pure=True)
+    reader.max_depth = 10
     try:
-        return YAML(typ="safe", pure=True).load(read_regular(file).decode("utf-8"))
+        text = read_regular(file).decode("utf-8")
+        for event in reader.parse(text):
+            if isinstance(event, AliasEvent):
+                line = event.start_mark.line + 1
+                raise DataError(f"{file}, line {line}: a task file has no aliases (*{event.anchor})")
+        return reader.load(text)
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror})") from None
     except MarkedYAMLError as error:
