@@ -25,7 +25,7 @@ from selfverify.cli.options import (
     settings_as_options,
 )
 from selfverify.connectors.pool import EnvironmentServerConfig
-from selfverify.core.config import CommandConfig, Seed
+from selfverify.core.config import Config, Seed
 from selfverify.core.errors import ConfigError, needs
 from selfverify.experiments.command_config import AgentSessionConfig, TeacherConfig
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from selfverify.experiments.agent_session import AgentRun
 
 
-class CollectConfig(CommandConfig):
+class CollectConfig(Config):
     """The teacher, the number of conversations, and the output."""
 
     teacher: TeacherConfig
@@ -85,7 +85,7 @@ def collect(
     print_outcome(done, as_json, f"{held}; {done.written} written: {settings.output}", lost)
 
 
-class ReanswerConfig(CommandConfig):
+class ReanswerConfig(Config):
     """The model that answers, the number of turns, and the output."""
 
     teacher: TeacherConfig

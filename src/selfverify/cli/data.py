@@ -10,7 +10,7 @@ import typer
 from pydantic import Field
 
 from selfverify.cli.options import Json, Overrides, bar, print_json, print_outcome, settings_as_options
-from selfverify.core.config import CommandConfig
+from selfverify.core.config import Config
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.command_config import CheckConfig
 
@@ -53,7 +53,7 @@ def check(
         raise typer.Exit(1)
 
 
-class FilterConfig(CommandConfig):
+class FilterConfig(Config):
     """The problems that are filtered, and the number of samples."""
 
     output: Path = Path("kept.jsonl")
@@ -112,7 +112,7 @@ def filter_(
 LooksFormat = Literal["llama-factory", "ms-swift", "trl"]
 
 
-class ExportConfig(CommandConfig):
+class ExportConfig(Config):
     """The conversations that are exported, their form, and the output."""
 
     format: Literal["atif", "verl", "llama-factory", "ms-swift", "trl"] = "atif"

@@ -19,13 +19,13 @@ from selfverify.cli.options import (
     resolve_target,
     settings_as_options,
 )
-from selfverify.core.config import CommandConfig
+from selfverify.core.config import Config
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import make_folder
 from selfverify.selection.calibration import Fusion
 
 
-class CalibrationConfig(CommandConfig):
+class CalibrationConfig(Config):
     """The samples of a calibration, and the way of fitting."""
 
     calibrate: bool = False
@@ -51,7 +51,7 @@ class CalibrationConfig(CommandConfig):
     are set aside."""
 
 
-class EvaluateConfig(CommandConfig):
+class EvaluateConfig(Config):
     """Which model is measured, by what, and where the figures go."""
 
     model: str | None = None

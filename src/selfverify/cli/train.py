@@ -9,22 +9,21 @@ import typer
 from pydantic import Field
 
 from selfverify.cli.options import Overrides, RecipeName, saved_model, say, settings_as_options
-from selfverify.core.config import CommandConfig, Seed
+from selfverify.core.config import Config, Seed
 from selfverify.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from selfverify.experiments.recipe import Recipe
 
 
-class QuickstartConfig(CommandConfig):
+class QuickstartConfig(Config):
     """How the quickstart is run."""
 
     paper: Literal["adpo", "adapo", "smartsnap", "vts-v"] = Field(
-        "adpo",
-        description="What is shown: scores that come to mean something (`adpo`), second turns that correct "
-        "(`adapo`), an agent that proves its work (`smartsnap`), a verifier that ends looking (`vts-v`).",
-        json_schema_extra={"argument": True},
+        "adpo", json_schema_extra={"argument": True}
     )
+    """What is shown: scores that come to mean something (`adpo`), second turns that correct (`adapo`), an
+    agent that proves its work (`smartsnap`), a verifier that ends looking (`vts-v`)."""
 
     fast: bool = False
     """Train for a minute only, to see that everything runs."""
@@ -60,7 +59,7 @@ def quickstart(settings: QuickstartConfig) -> None:
     typer.echo(f"report: {report}")
 
 
-class TrainConfig(CommandConfig):
+class TrainConfig(Config):
     """The handling of files that the output folder holds, and whether to train at all."""
 
     resume: bool = False

@@ -27,7 +27,7 @@ from selfverify.cli.options import (
     say,
     settings_as_options,
 )
-from selfverify.core.config import CommandConfig
+from selfverify.core.config import Config
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.command_config import TeacherConfig
 from selfverify.visual.config import ToolModelsConfig
@@ -69,7 +69,7 @@ def page(
     typer.echo(f"{len(shown)} conversations: {path}")
 
 
-class ToolServerConfig(CommandConfig):
+class ToolServerConfig(Config):
     """Which visual tools are served, where, and to whom."""
 
     models: ToolModelsConfig
@@ -130,7 +130,7 @@ WIDEST = 40
 """Characters of a histogram's longest bar."""
 
 
-class ListenerConfig(CommandConfig):
+class ListenerConfig(Config):
     """The policy that looks, and the verifier that listens."""
 
     verifier: str
@@ -346,7 +346,7 @@ def list_tools(ctx: typer.Context, models: ToolModelsConfig) -> None:
     print_table(("tool", "available here", "what it does"), rows)
 
 
-class CollectLooksConfig(CommandConfig):
+class CollectLooksConfig(Config):
     """The model that looks, how often, and with which examples."""
 
     teacher: TeacherConfig
@@ -390,7 +390,7 @@ def collect(
     _tell_collected(done, settings.output, as_json)
 
 
-class BranchConfig(CommandConfig):
+class BranchConfig(Config):
     """The model that goes on, and how."""
 
     teacher: TeacherConfig
@@ -458,7 +458,7 @@ def judge(
     print_outcome(done, as_json, f"{judged}; rules settle {done.by_rules}", unasked)
 
 
-class SetsConfig(CommandConfig):
+class SetsConfig(Config):
     """The demands on traces, and the way they are paired."""
 
     pairs: Literal["wrong", "wrong+wasteful"] = "wrong"

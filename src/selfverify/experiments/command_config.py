@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from selfverify.core.config import CommandConfig, Seed
+from selfverify.core.config import Config, Seed
 
 
-class CheckConfig(CommandConfig):
+class CheckConfig(Config):
     """How a data file is read, and the model whose tokens are counted."""
 
     format: str | None = None
@@ -42,7 +42,7 @@ class CheckConfig(CommandConfig):
     """The number of problems to show as the model sees them."""
 
 
-class TeacherConfig(CommandConfig):
+class TeacherConfig(Config):
     """The teacher."""
 
     expert: bool = False
@@ -80,7 +80,7 @@ class TeacherConfig(CommandConfig):
         return {"model": self.model, "temperature": self.temperature, "max_tokens": self.max_tokens}
 
 
-class AgentRunConfig(CommandConfig):
+class AgentRunConfig(Config):
     """The task and the environment."""
 
     instruction: str | None = Field(None, json_schema_extra={"argument": True})
@@ -111,7 +111,7 @@ class AgentRunConfig(CommandConfig):
         return self
 
 
-class ActorConfig(CommandConfig):
+class ActorConfig(Config):
     """The agent."""
 
     expert: bool = False
@@ -150,7 +150,7 @@ class ActorConfig(CommandConfig):
         return self
 
 
-class AgentSessionConfig(CommandConfig):
+class AgentSessionConfig(Config):
     """One session of an agent: what is asked, who acts, who judges, and the page about it."""
 
     task: AgentRunConfig
