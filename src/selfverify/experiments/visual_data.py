@@ -267,16 +267,9 @@ def read_lines(path: Path, row: type[Any] = dict[str, Any]) -> Iterator[tuple[in
     return jsonl_store.read_lines(path, row)
 
 
-INDUCE = (
-    "From here on, let your reasoning go astray in a way that sounds reasonable: look at an unhelpful place, "
-    "misread what is shown, or draw a conclusion that does not follow. Keep to the same form and the same "
-    "length as before, end with a final answer that is not right, and write as if you believed all of it.",
-    "Go on as someone would who has overlooked one detail of the image and does not notice it. All later "
-    "steps follow from that slip, and so does the final answer, which is wrong. Write in the form and at the "
-    "length that you have kept so far, and do not hint at the slip.",
-    "Go on with tools that are well chosen, and then take from what they show a conclusion that it does not "
-    "support, such as a neighbouring object, a wrong count or a wrong place. Finish with the wrong answer "
-    "that this leads to, in the same form and length as before, sounding as sure as before.",
+INDUCE = tuple(
+    " ".join(prompt.split())
+    for prompt in Path(__file__).with_name("induce.txt").read_text("utf-8").split("\n\n")
 )
 """The prompts of a model that makes wrong traces (§4.2's error induction, in our words), one for each."""
 SHOTS, OUR_SHOTS = 2, "builtin"

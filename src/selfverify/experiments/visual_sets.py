@@ -332,7 +332,7 @@ def export_looks(folder: Path, output: Path, target: Target) -> tuple[int, int, 
         case "llama-factory":
             _write(output / "looks_sft.jsonl", (_factory(row, shown) for row in _traces(folder)))
             _write(output / "looks_pairs.jsonl", (_factory(row, shown) for row in _short_sides(folder)))
-            write_json(output / "dataset_info.json", _INFO)
+            write_bytes(output / _FACTORY_INFO.name, _FACTORY_INFO.read_bytes())
     return traces, pairs, len(shown.names)
 
 
@@ -344,21 +344,8 @@ def _short_sides(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 _SIDES = ("prompt", "chosen", "rejected")
-_TAGS = {
-    "role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant",
-    "observation_tag": "tool", "system_tag": "system",
-}  # fmt: skip
-_SETS = {"looks_sft": ["messages", "images"], "looks_pairs": ["messages", "chosen", "rejected", "images"]}
-_INFO = {
-    name: {
-        "file_name": f"{name}.jsonl",
-        **({"ranking": True} if "chosen" in columns else {}),
-        "formatting": "sharegpt",
-        "columns": {column: column for column in columns},
-        "tags": _TAGS,
-    }
-    for name, columns in _SETS.items()
-}
+_FACTORY_INFO = Path(__file__).with_name("dataset_info.json")
+"""LLaMA-Factory's description of the two data sets, which stands beside them."""
 
 
 class _ExportedImages:
