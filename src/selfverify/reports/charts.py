@@ -22,7 +22,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from selfverify.reports.run_data import STAGES, Line, RunData, words
+from selfverify.reports.run_data import STAGES, WORDING, Line, RunData, words
 from selfverify.selection.strategies import STRATEGIES
 
 PALETTE = {
@@ -305,26 +305,6 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
 MANY_POINTS = 40
 """A curve of more points than this is drawn with its running mean."""
 
-ENDING_CURVES = {
-    "conversation/stop": ("by itself", "best"),
-    "conversation/length": ("at a limit", "majority"),
-    "conversation/error": ("lost", "wrong"),
-}
-"""Logged metrics that show how conversations end: label and colour."""
-TIME_CURVES = {
-    "time/say_s": ("policy speaks", "best"),
-    "time/reply_s": ("episodes reply", "wrong"),
-    "time/hear_s": ("policy reads", "majority"),
-}
-"""Logged timings that show what the time of conversations goes into: label and colour."""
-
-SIGNAL_CURVES = {
-    "verification/correct_given_reward1": ("right, given reward 1", "right"),
-    "verification/score_is_1": ("score is 1", "wrong"),
-}
-"""Logged metrics that show what the verification reward pays for: label and colour."""
-
-
 Chart = dict[str, Any]
 """A chart as ``svg``, and ``note``, a sentence below it."""
 
@@ -394,21 +374,12 @@ def turns(runs: Sequence[RunData]) -> Iterator[Chart]:
             )
 
 
-STOPS = {
-    "{rule}": ("the verifier", "best"),
-    "self-stop": ("the model itself", "majority"),
-    "{rule}, random": ("verifier's times, shuffled", "wrong"),
-    "oracle": ("all needed was shown", "oracle"),
-}
-"""The rules that end looking, by the names of `visual_metrics.outcomes`: label and colour."""
-
-
 def stopping(runs: Sequence[RunData]) -> Iterator[Chart]:
     """Draw how often answers are right against the number of looks, by what ends looking."""
     for run in runs:
         rules = (run.stopping or {}).get("rules", {})
         for rule in (run.stopping or {}).get("verifier", {}):
-            named = {name.format(rule=rule): how for name, how in STOPS.items()}
+            named = {name.format(rule=rule): how for name, how in WORDING["stops"].items()}
             yield _chart(
                 draw_stops,
                 f"Right answers by the number of looks, {run.name}, {rule}",
@@ -442,35 +413,29 @@ def training(runs: Sequence[RunData]) -> Iterator[Chart]:
 
 def conversations(runs: Sequence[RunData]) -> Iterator[Chart]:
     """Draw how a step's conversations ended and what their time went into, two charts per run."""
-    note = "Shares of a step's conversations. Those that are lost take no part in training."
-    yield from _lines(runs, ENDING_CURVES, "How conversations end", note)
-    yield from _lines(runs, TIME_CURVES, "Seconds of a rollout", "Seconds of a step's rollout.", shares=False)
+    yield from _lines(runs, "conversations")
 
 
 def signal(runs: Sequence[RunData]) -> Iterator[Chart]:
     """Draw ADPO's Fig. 2 and 7: what a verification reward of 1 is paid for, and whether scores become 1."""
-    yield from _lines(runs, SIGNAL_CURVES, "Reward signal")
+    yield from _lines(runs, "signal")
 
 
-def _lines(
-    runs: Sequence[RunData],
-    curves: Mapping[str, tuple[str, str]],
-    title: str,
-    note: str = "",
-    shares: bool = True,
-) -> Iterator[Chart]:
-    """Draw logged metrics, a chart per run."""
-    for run in runs:
-        if lines := run.lines(curves):
-            yield _chart(
-                draw_lines,
-                f"{title} over training, {run.name}",
-                note,
-                lines=lines,
-                title=_title(runs, run, title),
-                percent=shares,
-                limits=(0, 1.02) if shares else None,
-            )
+def _lines(runs: Sequence[RunData], section: str) -> Iterator[Chart]:
+    """Draw a section's charts of logged metrics for each run."""
+    for chart in WORDING["lines"][section]:
+        title, shares = chart["title"], chart.get("shares", True)
+        for run in runs:
+            if lines := run.lines(chart["curves"]):
+                yield _chart(
+                    draw_lines,
+                    f"{title} over training, {run.name}",
+                    chart.get("note", ""),
+                    lines=lines,
+                    title=_title(runs, run, title),
+                    percent=shares,
+                    limits=(0, 1.02) if shares else None,
+                )
 
 
 def scores(runs: Sequence[RunData]) -> Iterator[Chart]:

@@ -322,12 +322,15 @@ class Words(BaseModel):
     percent: bool = False
 
 
+WORDING: dict[str, Any] = YAML(typ="safe").load(Path(__file__).with_name("templates") / "words.yaml")
+"""All words of a report."""
+
+
 @cache
 def words(part: Literal["metrics", "curves"]) -> dict[str, Words]:
     """Return the words of all rows by their name in a summary, or of all curves by their name in the log."""
-    found = YAML(typ="safe").load((Path(__file__).parent / "templates" / "words.yaml").read_text("utf-8"))
     rules = {rule.at("{n}"): {"title": rule.title, "meaning": rule.meaning} for rule in STRATEGIES.values()}
-    return {name: Words.model_validate(given or rules[name]) for name, given in found[part].items()}
+    return {name: Words.model_validate(given or rules[name]) for name, given in WORDING[part].items()}
 
 
 _OF_TALKS = Words(title="Success rate", meaning="Share of conversations that reach their goal.")
