@@ -20,7 +20,7 @@ from selfverify.evaluation.samples import StoredStep, note_time, read_samples
 from selfverify.reports.charts import running_mean
 from selfverify.reports.film import PageImages
 from selfverify.reports.gallery import gallery
-from selfverify.reports.report import sentence, write_overview, write_report
+from selfverify.reports.report import sentence, write_report
 from selfverify.reports.run_data import RunData, table
 from tables import yaml_cases
 
@@ -243,8 +243,6 @@ def test_several_runs_are_shown_side_by_side(run_dir, hostile, tmp_path):
 
 
 def test_missing_parts_are_told(run_copy, tmp_path):
-    with Image.open(write_overview(run_copy, tmp_path / "o.png")) as picture:
-        assert picture.size == (1600, 700)
     for gone in ("metrics.jsonl", "samples-before.jsonl", "metrics.json"):
         (run_copy / gone).unlink()
     assert RunData(run_copy).summaries["after"]["samples_per_problem"] == 8, "it is computed"
@@ -255,15 +253,12 @@ def test_missing_parts_are_told(run_copy, tmp_path):
 
 
 def test_an_empty_folder_is_refused_and_a_begun_run_is_not(tmp_path):
-    for make in (write_report, write_overview):
-        with pytest.raises(DataError, match="holds nothing to report: no metrics"):
-            make(tmp_path, tmp_path / "out")
+    with pytest.raises(DataError, match="holds nothing to report: no metrics"):
+        write_report(tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "accuracy": 0.5}\n')
     page = shown(tmp_path, tmp_path)
     assert "This run has no evaluation yet." in page
-    with pytest.raises(DataError, match="no evaluated samples"):
-        write_overview(tmp_path, tmp_path / "o.png")
 
 
 def test_conversations_are_reported(run_copy, tmp_path):

@@ -24,7 +24,7 @@ from selfverify.experiments.recipe_yaml import load_yaml
 from selfverify.experiments.registry import TASKS
 from selfverify.experiments.run import evaluate_recipe, held_folder, train
 from selfverify.experiments.train_stopping import VERIFIER, CappedLooks, compare_stopping, train_stopping
-from selfverify.reports.report import write_overview, write_report
+from selfverify.reports.report import write_report
 from selfverify.trainer.checkpoint import MODEL_FOLDER
 from selfverify.trainer.logging import TrainingProgress
 
@@ -103,8 +103,6 @@ def quickstart(
     console.print(table.as_table(shown.title))
     for note in table.notes:
         console.print(note, markup=False, highlight=False)
-    if paper == "adpo":
-        write_overview(folder, folder / "overview.png")
     report = write_report([folder], folder / "report.html", TASKS)
     console.print(f"all figures: {folder / 'metrics.json'}", soft_wrap=True, markup=False, highlight=False)
     return report

@@ -1,8 +1,7 @@
 """The charts of a report: which figures of its runs are drawn, with matplotlib, under which titles.
 
-A chart is inline SVG; `overview` is a PNG for a README. Colours are named in `PALETTE`. A PNG shows them as
-they are; an SVG refers to each as a CSS variable of the page (``var(--best, #0f8b6d)``), so that a figure
-follows the page into dark mode.
+A chart is inline SVG. Colours are named in `PALETTE`; the SVG refers to each as a CSS variable of the page
+(``var(--best, #0f8b6d)``), so that a figure follows the page into dark mode.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -238,36 +236,6 @@ def accuracy_limits(all_curves: Sequence[Mapping[str, Sequence[float] | None]]) 
         np.ceil(max(values, default=1) * 10 + 0.2) / 10,
     )
     return max(0.0, float(low)), min(1.02, float(high))
-
-
-def overview(
-    curves: Sequence[tuple[str, Mapping[str, Sequence[float] | None]]],
-    scores: Sequence[tuple[str, np.ndarray, np.ndarray]],
-) -> bytes:
-    """Return a PNG of 1600 x 700 pixels: accuracy against N on the left, score histograms on the right.
-
-    Args:
-        curves: Title and curves of each accuracy chart.
-        scores: Title, scores of right and scores of wrong answers of each histogram.
-    """
-    limits = accuracy_limits([values for _, values in curves])
-    with matplotlib.rc_context(STYLE | {"figure.facecolor": PALETTE["panel"], "font.size": 10.5}):
-        layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, wspace=0.06)
-        figure = Figure(figsize=(12.8, 5.6), layout=layout, dpi=125)
-        figure.patch.set_facecolor(PALETTE["panel"])
-        columns: Any = figure.subfigures(1, 2, width_ratios=[2, 1])
-        for axes, (title, values) in zip(
-            columns[0].subplots(1, len(curves), squeeze=False)[0], curves, strict=True
-        ):
-            draw_accuracy(axes, values, title, limits)
-        for axes, (title, right, wrong) in zip(
-            columns[1].subplots(len(scores), 1, squeeze=False, sharex=True)[:, 0], scores, strict=True
-        ):
-            draw_histogram(axes, right, wrong, title)
-            axes.label_outer()
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", facecolor=PALETTE["panel"])
-    return buffer.getvalue()
 
 
 def _percent(value: float, _: int | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Writes reports: self-contained HTML pages of runs, sessions and traces, and a picture for a README."""
+"""Writes reports: self-contained HTML pages of runs, sessions and traces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from selfverify.core.errors import DataError
-from selfverify.core.files import flatten, make_folder, write_bytes, write_text
+from selfverify.core.files import flatten, make_folder, write_text
 from selfverify.core.problem import content_text
 from selfverify.evaluation.breakdown import SHOWN, tabulate
 from selfverify.evaluation.headline import READINGS
@@ -159,29 +159,6 @@ def sentence(run: RunData) -> Markup:
 def _with_code(text: str) -> Markup:
     """A sentence of ours in which what stands between backticks is a command; all else is text."""
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
-
-
-def write_overview(run_dir: str | Path, png_path: str | Path) -> Path:
-    """Write a PNG of 1600 x 700 pixels: accuracy against N and score histograms, before and after.
-
-    Raises:
-        DataError: The run has neither summaries with curves nor stored samples.
-    """
-    run = RunData(Path(run_dir))
-    curves, scores = [], []
-    for stage in STAGES:
-        if found := run.summaries.get(stage, {}).get("curves"):
-            curves.append((f"Accuracy {stage} training", found))
-        if run.samples.get(stage):
-            scores.append((f"Scores {stage} training", *run.scores(stage)))
-    if not curves or not scores:
-        raise DataError(
-            f"{run_dir} has no evaluated samples to draw: neither samples-before nor samples-after"
-        )
-    png_path = Path(png_path)
-    make_folder(png_path.parent)
-    write_bytes(png_path, charts.overview(curves, scores))
-    return png_path
 
 
 def _breakdown(run: RunData) -> tuple[RunData, list[dict[str, Any]], dict[str, str]] | None:
