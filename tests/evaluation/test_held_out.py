@@ -20,7 +20,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.data.rows import open_rows
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.extraction import PolicyExtractor, make_extractor, read_again, stands_in
+from selfverify.evaluation.extraction import Extractor, make_extractor, read_again, stands_in
 from selfverify.evaluation.samples import read_samples
 from selfverify.experiments.registry import make_task
 from selfverify.policy.decoding import Sample as Drawn
@@ -215,8 +215,6 @@ def test_an_extractor_has_to_copy(policy: Policy) -> None:
     assert [t.parsed.read_by for t in made[0].trajectories] == ["script", "rules"]
     assert made[0].trajectories[1].parsed is UNREADABLE
     assert all(t.parsed is UNREADABLE for t in made[1].trajectories)
-    with pytest.raises(DataError, match="script read 1 answers in 4 responses"):
-        read_again(TASK, groups(policy, [["a", "b"], ["c", "d"]]), Scripted(["a"]))
 
 
 def test_a_copy_is_no_part_of_a_word_or_number() -> None:
@@ -258,7 +256,7 @@ def test_a_policy_is_asked_in_text_without_the_target(
         return [[drawn(policy, text)] for text in said]
 
     monkeypatch.setattr(policy, "sample", sample, raising=False)
-    extractor = PolicyExtractor(policy, "tiny")
+    extractor = Extractor(policy, "tiny")
     texts = ["I think blue", "?", "what", "a picture: <|image_pad|>"]
     assert extractor.extract([PROBLEMS[1]] * 4, texts) == ["blue", None, None, None]
     assert len(asked) == 3 and "I think blue" in asked[0] and "B. blue" in asked[0]
