@@ -22,7 +22,7 @@ from selfverify.core.images import to_rgb
 from selfverify.core.problem import Problem
 from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import ANSWER, TURN_2, Group
-from selfverify.evaluation.answerers import Answerer, AskedProblems, PolicyAnswerer
+from selfverify.evaluation.answerers import Answerer, AskedProblems, as_answerer
 from selfverify.evaluation.breakdown import breakdown
 from selfverify.evaluation.calibrate import with_fused
 from selfverify.evaluation.extraction import Extractor, read_again
@@ -40,7 +40,7 @@ from selfverify.evaluation.samples import (
 )
 from selfverify.policy.encoding import Encoder
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.rollout import Rollout
+from selfverify.rollouts.rollout import Rollout, opening
 from selfverify.selection.calibration import Fusion
 from selfverify.tasks.base import NotCounted, Task, Verdict
 from selfverify.visual.episode import STEPS
@@ -215,7 +215,7 @@ def evaluate(
         ServerError: A served model's server failed; what was finished is stored.
     """
     config = config or EvaluationConfig()
-    answerer = policy if isinstance(policy, Answerer) else PolicyAnswerer(policy)
+    answerer = as_answerer(policy)
     held_out, named = HeldOut(task, config), answerer.prepare(task, config)
     extractor = extractor or named
     backend = answerer.image_backend
@@ -227,6 +227,7 @@ def evaluate(
         **({"engine": engine} if engine != "own" else {}),
     }
     sampling = held_out.sampling(max_new_tokens).model_copy(update={"engine": engine})
+    begin, limits = opening(task, config.second_turn, config.retries)
     path = None if store is None else Path(store)
     if path is not None:
         task.set_cache_folder(path.parent)
@@ -241,7 +242,7 @@ def evaluate(
             if problems.keys() <= sweep.rows.keys():
                 problems = {}  # all are stored; what else is in the share cannot be used
             seeds = {index: config.seed * 1_000_003 + index for index in problems}
-            asked = AskedProblems(task, problems, seeds, sampling, config.second_turn, config.retries, path)
+            asked = AskedProblems(task, problems, seeds, sampling, begin, limits, path)
             answerer.answer(asked, sweep, partial(_rows, asked, extractor))
         held_out.share()
         return ranks.on_first(lambda: _summary(task, held_out, sweep.rows, config.score, fusion))
