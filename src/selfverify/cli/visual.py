@@ -29,7 +29,7 @@ from selfverify.cli.options import (
 )
 from selfverify.core.config import Config
 from selfverify.core.errors import ConfigError
-from selfverify.experiments.command_config import TeacherConfig
+from selfverify.experiments.command_config import ListenerConfig, TeacherConfig
 from selfverify.visual.config import ToolModelsConfig
 
 if TYPE_CHECKING:
@@ -128,31 +128,6 @@ Target = Annotated[
 ]
 WIDEST = 40
 """Characters of a histogram's longest bar."""
-
-
-class ListenerConfig(Config):
-    """The policy that looks, and the verifier that listens."""
-
-    verifier: str
-    """The verifier's folder: a model with an adapter, or with --verifier-base any model."""
-
-    verifier_base: str | None = None
-    """The model that the verifier was trained from; by default the model below its adapter."""
-
-    model: str | None = None
-    """The model that looks, instead of the recipe's."""
-
-    recipe: str | None = None
-    """The recipe with the task and the evaluation's settings. A model in a run's folder needs none."""
-
-    tool: list[str] = []
-    """For a task that does not look by itself: a tool; repeat the option. By default all that are there."""
-
-    max_steps: int | None = Field(None, ge=1, le=100)
-    """For such a task: the most steps."""
-
-    output: Path | None = None
-    """The folder in which the conversations are kept; by default `looking` in the run's."""
 
 
 class StopTargetConfig(ListenerConfig):
@@ -299,15 +274,7 @@ def _looks(target: str, settings: ListenerConfig, overrides: list[str] | None) -
     source, found = resolve_target(target, settings.recipe)
     recipe = load_recipe(source, overrides or [])
     refuse_hidden(recipe, overrides or [])
-    return CappedLooks(
-        recipe,
-        settings.model or found,
-        settings.verifier,
-        settings.verifier_base,
-        settings.output,
-        tuple(settings.tool),
-        settings.max_steps,
-    )
+    return CappedLooks(recipe, settings.model_copy(update={"model": settings.model or found}))
 
 
 def _with_error(mean: float, error: float) -> str:

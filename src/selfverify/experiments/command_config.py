@@ -1,5 +1,5 @@
-"""Configs of commands that become options: checks of data files, teachers, and watched sessions of an
-agent."""
+"""Configs of commands that become options: checks of data files, teachers, watched sessions of an agent, and
+looking with a verifier that listens."""
 
 from __future__ import annotations
 
@@ -186,3 +186,28 @@ class AgentSessionConfig(Config):
             fields, given = type(settings).model_fields, dict(settings)
             found |= {name: given[name] for name in names if given[name] != fields[name].default}
         return found
+
+
+class ListenerConfig(Config):
+    """The policy that looks, and the verifier that listens."""
+
+    verifier: str
+    """The verifier's folder: a model with an adapter, or with --verifier-base any model."""
+
+    verifier_base: str | None = None
+    """The model that the verifier was trained from; by default the model below its adapter."""
+
+    model: str | None = None
+    """The model that looks, instead of the recipe's."""
+
+    recipe: str | None = None
+    """The recipe with the task and the evaluation's settings. A model in a run's folder needs none."""
+
+    tool: list[str] = []
+    """For a task that does not look by itself: a tool; repeat the option. By default all that are there."""
+
+    max_steps: int | None = Field(None, ge=1, le=100)
+    """For such a task: the most steps."""
+
+    output: Path | None = None
+    """The folder in which the conversations are kept; by default `looking` in the run's."""

@@ -19,6 +19,7 @@ from selfverify.core.files import differences, write_json
 from selfverify.evaluation.headline import Headline, Stored, headline
 from selfverify.evaluation.metrics import paired_difference
 from selfverify.evaluation.samples import read_samples, with_rule_scores
+from selfverify.experiments.command_config import ListenerConfig
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe, recipe_task
 from selfverify.experiments.recipe_yaml import load_yaml
 from selfverify.experiments.registry import TASKS
@@ -130,7 +131,7 @@ def _looked(recipe: Recipe, shown: Showcase, resume: bool, progress: TrainingPro
     """Train a verifier of when to stop looking, compare it with other rules, and let it end conversations."""
     folder = train_stopping(recipe, resume, progress.on_step, progress.on_phase)
     verifier = str(folder / VERIFIER / MODEL_FOLDER)
-    looks = CappedLooks(recipe, recipe.policy.path, verifier)
+    looks = CappedLooks(recipe, ListenerConfig(model=recipe.policy.path, verifier=verifier))
     found = compare_stopping(looks, {}, partial(progress.on_phase, "what ends looking"))
     options = recipe.task.options | {"stop": "verifier", "verifier": verifier}
     task = recipe.task.model_copy(update={"options": options})
