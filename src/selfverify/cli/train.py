@@ -181,7 +181,7 @@ def train(recipe: RecipeName, settings: TrainConfig, overrides: Overrides = None
 
         start(loaded, settings.resume)
     from selfverify.core import ranks
-    from selfverify.core.events import EVENTS_FILE, read_events, story
+    from selfverify.core.events import EVENTS_FILE, read_events
     from selfverify.experiments.run import start_processes
     from selfverify.experiments.run import train as run_train
     from selfverify.trainer.logging import TrainingProgress
@@ -211,6 +211,8 @@ def train(recipe: RecipeName, settings: TrainConfig, overrides: Overrides = None
                 replay=settings.replay,
             )
     if ranks.stop():
+        from selfverify.reports.run_data import story
+
         if happened := story(read_events(run / EVENTS_FILE)):
             say("\n  ".join(["what happened:", *happened]))
         typer.echo(f"run: {run}")

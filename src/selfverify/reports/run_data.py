@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_
 from ruamel.yaml import YAML
 
 from selfverify.core.errors import DataError
-from selfverify.core.events import EVENTS_FILE, read_events, story
+from selfverify.core.events import EVENTS_FILE, read_events
 from selfverify.core.files import read_regular
 from selfverify.core.jsonl_store import read_rows
 from selfverify.evaluation.metrics import HEADLINE, MIXED_BOTH, paired_difference, summarise
@@ -126,7 +127,7 @@ class RunData:
         samples: The samples by stage.
         differences: `paired_difference` of the two stages; empty unless both have samples.
         steps: The lines of ``metrics.jsonl``, with those of ``timing.jsonl`` where there are any.
-        happened: `selfverify.core.events.story` of ``events.jsonl``.
+        happened: The `story` of ``events.jsonl``.
         problems: The entries of ``gallery/problems.json``.
         measured_only: Whether the folder comes from `selfverify eval`. Its samples have the stage ``after``,
             also if the model was never trained.
@@ -421,3 +422,49 @@ def percent(value: float) -> str:
 def points(value: float) -> str:
     """Return a difference of shares in percentage points, with its sign."""
     return signed(value * 100, 1)
+
+
+def story(events: Sequence[dict[str, Any]], named: int = 10) -> list[str]:
+    """Tell in sentences what happened to a run; returns an empty list if there was nothing but training.
+
+    Args:
+        events: The events of a run's file. Events before the last start without resuming are left out,
+            because they belong to an earlier run.
+        named: At most so many skipped problems, and so many other warnings, are named.
+    """
+    begun = [i for i, e in enumerate(events) if e["event"] == "started" and not e.get("resume")]
+    events = events[begun[-1] if begun else 0 :]
+    lines = []
+    for number, event in enumerate(events):
+        match event["event"]:
+            case "started" if number:
+                lines.append(f"started again from the beginning, there was no checkpoint ({_when(event)})")
+            case "resumed":
+                lost = f"; steps done again: {again}" if (again := event.get("steps_again")) else ""
+                lines.append(f"resumed at step {event.get('step')} ({_when(event)}){lost}")
+            case "interrupted" | "time_limit":
+                how = event["event"].replace("_", " ")
+                lines.append(f"{how} at step {event.get('step')} ({_when(event)})")
+            case "settings_changed":
+                lines.append(f"{event.get('message')} (step {event.get('step')}, {_when(event)})")
+            case "failed":
+                lines.append(f"failed at step {event.get('step')} ({_when(event)}): {event.get('message')}")
+    counts = Counter(event["event"] for event in events)
+    lines += [f"{words}: {counts[name]}" for name, words in WORDING["events"].items() if counts[name]]
+    # Once per text, because a run that was killed and resumed warns twice of the same thing.
+    lines += _some({str(e.get("message")): "" for e in events if e["event"] == "warning"}, named)
+    skipped = {str(e.get("problem")): str(e.get("reason")) for e in events if e["event"] == "problem_skipped"}
+    if skipped:
+        lines.append(f"problems skipped: {len(skipped)}")
+        lines += _some(skipped, named)
+    return lines
+
+
+def _some(named: dict[str, str], most: int) -> list[str]:
+    lines = [f"  {name}: {reason}" if reason else f"  {name}" for name, reason in named.items()]
+    more = len(lines) - most
+    return lines[:most] + ([f"  and {more} more, see {EVENTS_FILE}"] if more > 0 else [])
+
+
+def _when(event: dict[str, Any]) -> str:
+    return str(event.get("time", ""))[:19].replace("T", " ") + " UTC"
