@@ -18,7 +18,7 @@ from selfverify.core.policy_config import PolicyConfig, is_served
 from selfverify.core.problem import Problem
 from selfverify.core.tags import SCORE_TAG
 from selfverify.evaluation.extraction import SELF, Extractor, make_extractor
-from selfverify.evaluation.samples import ResumableBatches, note_time
+from selfverify.evaluation.samples import ResumableBatches
 from selfverify.policy.loading import Loaded, load_structure
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.policy_sampler import PolicySampler
@@ -44,7 +44,7 @@ class AskedProblems:
         sampling: Group size, temperature; ``max_new_tokens`` is each turn's limit.
         begin: Begins each conversation.
         limits: How long they may get; None is as the task says.
-        store: Beside which it is noted how long conversations took; None notes nothing.
+        store: Beside which images of conversations are written; None writes none.
         scores: Whether the scores behind answers are read in all ways, of a server by the probabilities of
             tokens.
     """
@@ -94,8 +94,6 @@ class PolicyAnswerer:
             sampler, size = PolicySampler(self.policy, asked.sampling), asked.sampling.group_size
             begin, limits = asked.begin, asked.limits
             made = rollout(sampler, asked.task, problems, seeds, size, open_episode=begin, limits=limits)
-            if asked.store is not None and made.seconds and ranks.index() == 0:
-                note_time(asked.store, len(problems) * size, made.seconds)
             if asked.scores:
                 read_rollout_scores(self.policy, made, as_written=True)
             return make_rows([*asked.problems], made)
@@ -186,14 +184,12 @@ class ServerAnswerer:
         )
         problems, seeds, size = [*left.values()], [asked.seeds[i] for i in indices], sampling.group_size
         try:
-            made = rollout(
+            rollout(
                 sampler, asked.task, problems, seeds, size, open_episode=asked.begin, limits=asked.limits,
                 on_group=lambda b, group: sweep.store(make_rows([indices[b]], group)),
             )  # fmt: skip
         except ServerError as error:
             raise stored(error) from None
-        if asked.store is not None and made.seconds:
-            note_time(asked.store, len(problems) * size, made.seconds)
 
     @cached_property
     def _like(self) -> Loaded:

@@ -32,7 +32,7 @@ from selfverify.core import ranks
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import make_folder, naming
 from selfverify.core.images import png
-from selfverify.core.jsonl_store import JsonlStore, Row, StrictRow, open_journal, read_journal, read_rows
+from selfverify.core.jsonl_store import JsonlStore, Row, StrictRow, open_journal, read_journal
 from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import SCORE_TAG, parse_tagged
 from selfverify.core.trajectory import Finish, Segment, Trajectory
@@ -334,8 +334,6 @@ def written_images(folder: Path, images: Iterable[Image]) -> list[str]:
 
 TOOL_COUNTS = (TOOL_CALLS, TOOL_ERRORS)
 """Rewards that count tools; they have intervals, as other figures of conversations have."""
-PHASES = ("say", "reply", "hear")
-"""The parts of a conversation's time: the policy speaks, episodes reply, the policy reads the replies."""
 
 
 def talk_figures(rows: Sequence[Sequence[StoredSample]]) -> dict[str, Floats]:
@@ -363,30 +361,6 @@ def talk_figures(rows: Sequence[Sequence[StoredSample]]) -> dict[str, Floats]:
     return {
         name: np.array(values, dtype=np.float64).reshape(len(rows), -1) for name, values in figures.items()
     }
-
-
-def timing_file(store: Path) -> Path:
-    """Return where the time of a store's conversations stands; the clock is no part of the samples."""
-    return store.with_name(f"timing-{store.name}")
-
-
-def note_time(store: Path, conversations: int, seconds: dict[str, float]) -> None:
-    """Append how long a batch of conversations took."""
-    line = {"conversations": conversations, **{f"{phase}_s": seconds[phase] for phase in PHASES}}
-    JsonlStore(timing_file(store)).append(line)
-
-
-def mean_time(store: Path) -> dict[str, float]:
-    """Return the mean seconds of a conversation by phase; nothing where no time was noted.
-
-    Conversations of a batch take turns, so that this is a batch's time over its conversations.
-
-    Raises:
-        DataError: A complete line is corrupt.
-    """
-    rows = read_rows(timing_file(store))
-    total = sum(row["conversations"] for row in rows)
-    return {phase: sum(row[f"{phase}_s"] for row in rows) / total for phase in PHASES} if rows else {}
 
 
 TEXT_RULES = ("text_rule", "text_rule_read")

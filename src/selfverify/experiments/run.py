@@ -23,7 +23,7 @@ from selfverify.core.trainer_config import TrainerConfig
 from selfverify.data.preferences import read_verdicts
 from selfverify.evaluation.answerers import Answerer, make_answerer
 from selfverify.evaluation.evaluate import evaluate, write_gallery
-from selfverify.evaluation.samples import IMAGES, Progress, read_samples, timing_file
+from selfverify.evaluation.samples import IMAGES, Progress, read_samples
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, missing_packages, recipe_task, write_recipe
 from selfverify.experiments.registry import make_method
 from selfverify.methods.base import Method, StepCallback, Training
@@ -379,7 +379,6 @@ def _after_training(folder: Path, recipe: Recipe, task: Task, weights: str) -> N
     # goes on with the samples that it has.
     if samples.exists() and read_samples(samples)[0]["weights"] != weights:
         samples.unlink()
-        timing_file(samples).unlink(missing_ok=True)
 
 
 def clear_run(folder: Path) -> None:
@@ -388,7 +387,6 @@ def clear_run(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     for samples in folder.glob("samples*.jsonl"):
         samples.unlink()
-        timing_file(samples).unlink(missing_ok=True)
     clear_iterations(folder)
     for name in ("checkpoints", "model", "gallery", IMAGES, ROLLOUTS_FOLDER):
         shutil.rmtree(folder / name, ignore_errors=True)

@@ -22,7 +22,7 @@ from selfverify.core.events import EVENTS_FILE, read_events
 from selfverify.core.files import read_regular
 from selfverify.core.jsonl_store import read_rows
 from selfverify.evaluation.metrics import HEADLINE, MIXED_BOTH, paired_difference, summarise
-from selfverify.evaluation.samples import StoredSample, mean_time, read_samples
+from selfverify.evaluation.samples import StoredSample, read_samples
 from selfverify.reports.film import signed
 from selfverify.selection.strategies import STRATEGIES
 
@@ -131,8 +131,6 @@ class RunData:
         problems: The entries of ``gallery/problems.json``.
         measured_only: Whether the folder comes from `selfverify eval`. Its samples have the stage ``after``,
             also if the model was never trained.
-        talk_times: Mean seconds of a conversation by phase (`selfverify.evaluation.samples.mean_time`),
-            by stage.
         missing: A sentence for each part of a report that cannot be shown, by section.
         colour: The name of its colour in charts (`selfverify.reports.charts.PALETTE`).
 
@@ -148,7 +146,6 @@ class RunData:
         self.summaries: dict[str, dict[str, Any]] = {}
         self.samples: dict[str, list[StoredSample]] = {}
         self.differences: dict[str, dict[str, Any]] = {}
-        self.talk_times: dict[str, dict[str, float]] = {}
         self.missing: dict[str, list[str]] = {}
         stored = read_metrics(path)
         self.settings: dict[str, Any] = stored.get("settings") or {}
@@ -158,7 +155,6 @@ class RunData:
             file = path / ("samples.jsonl" if self.measured_only else f"samples-{stage}.jsonl")
             if file.exists():
                 self.samples[stage] = read_samples(file)[1]
-                self.talk_times |= {stage: times} if (times := mean_time(file)) else {}
             else:
                 self.leave_out(
                     "scores", f"{file.name} is missing, so there is no score histogram {stage} training."
