@@ -167,10 +167,6 @@ def target_boxes(task: Task, problems: Iterable[Problem]) -> dict[str, Any] | No
     return {problem.id: problem.target for problem in problems} if task.kind == "continuous" else None
 
 
-IMAGE_BACKEND = "image_backend"
-"""The setting that names what prepares images (`Policy.image_backend`)."""
-
-
 def evaluate(
     policy: Policy | Answerer,
     task: Task,
@@ -222,7 +218,7 @@ def evaluate(
     settings = {
         **held_out.settings(answerer.weights(), max_new_tokens, describe),
         **({"extractor": extractor.name} if extractor is not None else {}),
-        **({IMAGE_BACKEND: backend} if backend else {}),
+        **({"image_backend": backend} if backend else {}),
         # Its samples depend on no seed, so that they are not mixed with those that do.
         **({"engine": engine} if engine != "own" else {}),
     }
@@ -234,7 +230,7 @@ def evaluate(
 
     def measure() -> dict[str, Any]:
         sweep = ResumableBatches(
-            path, StoredProblem, settings, held_out.total, config.batch_problems, progress, {IMAGE_BACKEND}
+            path, StoredProblem, settings, held_out.total, config.batch_problems, progress
         )
         ranks.on_first(lambda: _refuse_other_data(path, held_out, sweep.rows))
         for share in sweep.shares():

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -204,7 +204,6 @@ class ResumableBatches(Generic[Row]):
         total: The number of problems; their indices are 0 to ``total`` - 1.
         batch: The number of problems that one process works on at once.
         progress: Called by the first process after each batch.
-        new_names: See `open_journal`.
         brief: What is kept in memory of a row; by default the row itself.
 
     Raises:
@@ -220,7 +219,6 @@ class ResumableBatches(Generic[Row]):
         total: int,
         batch: int,
         progress: Progress | None = None,
-        new_names: Collection[str] = (),
         brief: Callable[[Row], Any] = lambda row: row,
     ) -> None:
         self.total, self.batch, self.progress, self.brief = total, batch, progress, brief
@@ -229,7 +227,7 @@ class ResumableBatches(Generic[Row]):
         def open_() -> dict[int, Any]:
             if path is None:
                 return {}
-            self._journal, rows = open_journal(path, row, settings, new_names, brief)
+            self._journal, rows = open_journal(path, row, settings, brief)
             return rows
 
         self.rows: dict[int, Any] = ranks.on_first(open_)

@@ -33,7 +33,6 @@ from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.core.files import file_digests, naming, read_regular, write_json
 from selfverify.evaluation.samples import Progress
 from selfverify.evaluation.visual_metrics import (
-    VERIFIER_WEIGHTS,
     CappedArrays,
     as_arrays,
     compared,
@@ -139,7 +138,7 @@ class CappedLooks:
                 self.recipe.evaluation.model_copy(update={"split": split}),
                 folder / CAP_FILE.format(split=split),
                 max_new_tokens=self.recipe.sampling.max_new_tokens,
-                describe={"model": settings.path, VERIFIER_WEIGHTS: weights_digest(how.verifier)},
+                describe={"model": settings.path, "verifier_weights": weights_digest(how.verifier)},
                 progress=progress,
             )
         return as_arrays(rows)
