@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from pydantic import Field
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 class CollectConfig(Config):
     """The teacher, the number of conversations, and the output."""
 
+    recipe: str = Field(json_schema_extra={"argument": True})
+    """A recipe, of which the task, the episode and the seed are used."""
+
     teacher: TeacherConfig
     output: Path = Path("conversations.parquet")
     """The file, .parquet or .jsonl; OUTPUT.journal beside it keeps all conversations."""
@@ -55,9 +58,6 @@ class CollectConfig(Config):
 
 @settings_as_options
 def collect(
-    recipe: Annotated[
-        str, typer.Argument(help="A recipe, of which the task, the episode and the seed are used.")
-    ],
     settings: CollectConfig,
     overrides: Overrides = None,
     as_json: Json = False,
@@ -76,7 +76,7 @@ def collect(
     from selfverify.experiments.recipe import load_recipe
     from selfverify.experiments.teaching import collect as run
 
-    loaded = load_recipe(recipe, overrides or [])
+    loaded = load_recipe(settings.recipe, overrides or [])
     with bar("problems", hidden=as_json) as progress:
         amount = (settings.problems, settings.samples)
         done = run(loaded, settings.teacher, settings.output, *amount, settings.keep, progress)
@@ -87,6 +87,9 @@ def collect(
 
 class ReanswerConfig(Config):
     """The model that answers, the number of turns, and the output."""
+
+    source: Path = Field(json_schema_extra={"argument": True})
+    """A file or folder of conversations."""
 
     teacher: TeacherConfig
     output: Path = Path("reanswered.parquet")
@@ -101,7 +104,6 @@ class ReanswerConfig(Config):
 
 @settings_as_options
 def reanswer(
-    source: Annotated[Path, typer.Argument(help="A file or folder of conversations.")],
     settings: ReanswerConfig,
     as_json: Json = False,
 ) -> None:
@@ -118,7 +120,7 @@ def reanswer(
 
     with bar("turns", hidden=as_json) as progress:
         amount = settings.output, settings.sample, settings.seed
-        written, lost, reason = run(source, settings.teacher, *amount, progress)
+        written, lost, reason = run(settings.source, settings.teacher, *amount, progress)
     done = {"written": written, "lost": lost, "reason": reason}
     without = f"{lost} turns have no answer; the first one: {reason}" if lost else ""
     print_outcome(done, as_json, f"{written} turns: {settings.output}", without)

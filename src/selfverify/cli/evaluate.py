@@ -54,6 +54,10 @@ class CalibrationConfig(Config):
 class EvaluateConfig(Config):
     """Which model is measured, by what, and where the figures go."""
 
+    target: str = Field(json_schema_extra={"argument": "RECIPE_OR_MODEL"})
+    """A recipe, a run's folder, a saved model's folder, or URL#MODEL behind a server; with --calibrate a
+    `samples.jsonl` or its folder."""
+
     model: str | None = None
     """The model to measure instead of the recipe's."""
 
@@ -72,14 +76,6 @@ class EvaluateConfig(Config):
 
 @settings_as_options
 def evaluate(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE_OR_MODEL",
-            help="A recipe, a run's folder, a saved model's folder, or URL#MODEL behind a server; with "
-            "--calibrate a `samples.jsonl` or its folder.",
-        ),
-    ],
     settings: EvaluateConfig,
     overrides: Overrides = None,
     as_json: Json = False,
@@ -110,11 +106,11 @@ def evaluate(
     - `selfverify eval --calibrate validation.jsonl --test test.jsonl --output calibration.json`
     """
     if settings.fitted.calibrate:
-        _calibrate(Path(target), settings, as_json)
+        _calibrate(Path(settings.target), settings, as_json)
         return
     from selfverify.experiments.recipe import load_recipe, refuse_hidden
 
-    source, found = resolve_target(target, settings.recipe)
+    source, found = resolve_target(settings.target, settings.recipe)
     loaded, model = load_recipe(source, overrides or []), settings.model or found
     refuse_hidden(loaded, overrides or [])
     from selfverify.core import ranks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 from pydantic import Field
@@ -218,17 +218,18 @@ def train(recipe: RecipeName, settings: TrainConfig, overrides: Overrides = None
         typer.echo(f"run: {run}")
 
 
-def merge(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN_OR_MODEL",
-            help="The folder of a run that trained an adapter (`policy.lora`), the adapter's folder, or a "
-            "GGUF file.",
-        ),
-    ],
-    output: Annotated[Path, typer.Argument(help="A new folder for the whole model.")],
-) -> None:
+class MergeConfig(Config):
+    """The adapter, and the folder for the whole model."""
+
+    target: str = Field(json_schema_extra={"argument": "RUN_OR_MODEL"})
+    """The folder of a run that trained an adapter (`policy.lora`), the adapter's folder, or a GGUF file."""
+
+    output: Path = Field(json_schema_extra={"argument": True})
+    """A new folder for the whole model."""
+
+
+@settings_as_options
+def merge(settings: MergeConfig) -> None:
     """Join an adapter (LoRA) and its base model to one whole model, for servers and other libraries.
 
     A GGUF file, which has no adapter, is unpacked.
@@ -244,15 +245,15 @@ def merge(
     from selfverify.policy.adapters import base_of
     from selfverify.policy.loading import packed_file
 
+    target, output = settings.target, settings.output
     if output.is_file() or (output.exists() and any(output.iterdir())):
         raise ConfigError(f"{output} is a file, or not empty; choose another folder")
     packed = packed_file(target) is not None and base_of(target) is None
     source = target if packed else saved_model(target)
     trained = (Path(target).expanduser() / RECIPE_FILE).is_file()
-    settings = load_recipe(target, []).policy if trained else PolicyConfig(dtype="auto")
+    config = load_recipe(target, []).policy if trained else PolicyConfig(dtype="auto")
     from selfverify.policy.policy import Policy
 
-    settings = settings.for_model(source).model_copy(update={"device": "cpu"})
-    policy = Policy.load(settings)
+    policy = Policy.load(config.for_model(source).model_copy(update={"device": "cpu"}))
     (policy if packed else policy.merged()).save(output)
     typer.echo(f"model: {output}")

@@ -36,15 +36,24 @@ if TYPE_CHECKING:
     from selfverify.visual.stopping import Target as StopTarget
 
 
-def page(
-    folder: Annotated[Path, typer.Argument(help="The folder in which `visual collect` keeps conversations.")],
-    output: Annotated[Path, typer.Option(help="The HTML file that is written.")] = Path("looks.html"),
-    trace: Annotated[
-        list[str] | None,
-        typer.Option(help="The id of a conversation to show, or of its problem; repeat the option."),
-    ] = None,
-    most: Annotated[int, typer.Option(min=1, help="The most conversations on the page.")] = 12,
-) -> None:
+class PageConfig(Config):
+    """Which conversations are shown."""
+
+    folder: Path = Field(json_schema_extra={"argument": True})
+    """The folder in which `visual collect` keeps conversations."""
+
+    output: Path = Path("looks.html")
+    """The HTML file that is written."""
+
+    trace: list[str] = []
+    """The id of a conversation to show, or of its problem; repeat the option."""
+
+    most: int = Field(12, ge=1)
+    """The most conversations on the page."""
+
+
+@settings_as_options
+def page(settings: PageConfig) -> None:
     """Show conversations in which a model has looked again as one HTML page, step by step.
 
     Every step has the image that was looked at, with the place in it, what the tool made of it, and the
@@ -56,16 +65,16 @@ def page(
     from selfverify.experiments.visual_data import all_traces
     from selfverify.reports.report import write_look_page
 
-    wanted = set(trace or ())
+    folder, wanted = settings.folder, set(settings.trace)
     found = (one for one in all_traces(folder) if not wanted or wanted & {one.id, one.problem})
-    shown = [*islice(found, most)]
+    shown = [*islice(found, settings.most)]
     if not shown:
         if not wanted:
             raise ConfigError(f"{folder} has no conversation; `selfverify visual collect` holds some")
         missing = ", ".join(sorted(wanted))
         raise ConfigError(f"{folder} has no conversation {missing}; take ids of sft.jsonl for --trace")
     about = f"From {folder.name}: {len(shown)} conversation{'s' if len(shown) > 1 else ''}."
-    path = write_look_page(shown, about, folder / IMAGES, output, sum(1 for _ in found))
+    path = write_look_page(shown, about, folder / IMAGES, settings.output, sum(1 for _ in found))
     typer.echo(f"{len(shown)} conversations: {path}")
 
 

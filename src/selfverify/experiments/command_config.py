@@ -14,6 +14,9 @@ from selfverify.core.config import Config, Seed
 class CheckConfig(Config):
     """How a data file is read, and the model whose tokens are counted."""
 
+    path: Path = Field(json_schema_extra={"argument": True})
+    """A data file, a folder of them, or the hub's OWNER/NAME."""
+
     format: str | None = None
     """The file's format, if it is not recognised."""
 
