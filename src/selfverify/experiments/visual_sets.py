@@ -32,13 +32,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Literal
 
-from PIL import Image
 from pydantic import TypeAdapter
 
 from selfverify.core.errors import DataError, needs
@@ -54,6 +52,7 @@ from selfverify.core.files import (
 from selfverify.core.jsonl_store import json_line
 from selfverify.evaluation.samples import IMAGES, Progress
 from selfverify.experiments.command_config import TeacherConfig
+from selfverify.experiments.export import checked_image
 from selfverify.experiments.visual_data import TraceIndex, read_lines
 from selfverify.experiments.visual_judge import (
     VERDICTS,
@@ -364,15 +363,8 @@ class _ExportedImages:
         plain = Path(name).name
         if name != f"{IMAGES}/{plain}":
             raise DataError(f"{name[:80]!r} is no name of an image in {self.folder / IMAGES}")
-        try:
-            found = read_regular(self.folder / name)
-        except OSError as error:
-            raise DataError(f"the image {self.folder / name} is missing ({error.strerror})") from None
-        if plain not in self.names:
-            try:
-                Image.open(BytesIO(found)).verify()
-            except Exception as error:  # PIL raises of many kinds for damaged files
-                raise DataError(f"the image {self.folder / name} is damaged ({error})") from None
+        path = self.folder / name
+        found = read_regular(path) if plain in self.names else checked_image(path)
         if self.output is not None and plain not in self.names:
             make_folder(self.output / IMAGES)
             write_bytes(self.output / IMAGES / plain, found)

@@ -32,15 +32,6 @@ RUN_COLOURS = (
     "best", "majority", "wrong", "right", "oracle", "extra", "sky", "earth", "lime", "ink", "pass", "best2",
 )  # fmt: skip
 
-STRATEGY_LINES = {
-    "oracle": ("oracle", "--"),
-    "weighted": ("best", "-"),
-    "best": ("best2", "-"),
-    "majority": ("majority", "-"),
-    "first": ("pass", "--"),
-}
-"""Strategies that are drawn: colour and line style."""
-
 STYLE: Any = {
     "font.family": "sans-serif", "font.size": 10.5, "text.parse_math": False, "svg.fonttype": "none",
     "text.color": PALETTE["ink"], "axes.edgecolor": PALETTE["grid"], "axes.labelcolor": PALETTE["muted"],
@@ -91,7 +82,7 @@ def draw_accuracy(
         limits: The ends of the accuracy axis, the same for charts that are to be compared.
     """
     ends = []
-    for name, (colour, style) in STRATEGY_LINES.items():
+    for name, (colour, style) in WORDING["strategies"].items():
         values = curves.get(STRATEGIES[name].figure)
         if values is None:
             continue
@@ -229,7 +220,7 @@ def running_mean(values: np.ndarray, reach: int) -> np.ndarray:
 
 def accuracy_limits(all_curves: Sequence[Mapping[str, Sequence[float] | None]]) -> tuple[float, float]:
     """Return common limits of accuracy charts, at steps of 10 %."""
-    drawn = [STRATEGIES[name].figure for name in STRATEGY_LINES]
+    drawn = [STRATEGIES[name].figure for name in WORDING["strategies"]]
     values = [value for curves in all_curves for figure in drawn for value in curves.get(figure) or ()]
     low, high = (
         np.floor(min(values, default=0) * 10 - 0.2) / 10,

@@ -332,12 +332,6 @@ def words(part: Literal["metrics", "curves"]) -> dict[str, Words]:
 
 _OF_TALKS = Words(title="Success rate", meaning="Share of conversations that reach their goal.")
 """The name of a single answer's figure in conversations."""
-_TALK_TILES = (
-    "pass@1", "oracle@{n}", "conversations.turns", "rewards.tool_errors", "conversations.length",
-    "conversations.error",
-)  # fmt: skip
-_TILES = ("pass@1", "majority@{n}", "weighted@{n}", "within_problem_auc")
-_TURN_TILES = ("turns.acc@t1", "turns.acc@t2", "turns.0->1", "turns.1->0")
 
 
 def tiles(run: RunData) -> list[dict[str, Any]]:
@@ -346,8 +340,8 @@ def tiles(run: RunData) -> list[dict[str, Any]]:
         return []
     rows = {row["name"]: row for row in table(run)}
     talks = "conversations.turns" in rows
-    names = _TURN_TILES if "turns.acc@t1" in rows else _TALK_TILES if talks else _TILES
-    return [rows[name] for name in names if name in rows]
+    kind = "turns" if "turns.acc@t1" in rows else "conversations" if talks else "answers"
+    return [rows[name] for name in WORDING["tiles"][kind] if name in rows]
 
 
 def table(run: RunData) -> list[dict[str, Any]]:
