@@ -1,13 +1,12 @@
 """The commands about looking again: `selfverify visual ...`. Without one, it lists the tools.
 
-`collect`, `branch`, `judge`, `sets` and `leaks` make data, `page` shows conversations, `serve` serves the
-tools, and `calibrate` and `compare` say when a verifier ends looking.
+`collect`, `branch`, `judge`, `sets` and `leaks` make data, `serve` serves the tools, and `calibrate` and
+`compare` say when a verifier ends looking.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -28,54 +27,11 @@ from selfverify.cli.options import (
     settings_as_options,
 )
 from selfverify.core.config import Config
-from selfverify.core.errors import ConfigError
 from selfverify.experiments.command_config import ListenerConfig, TeacherConfig
 from selfverify.visual.config import ToolModelsConfig
 
 if TYPE_CHECKING:
     from selfverify.visual.stopping import Target as StopTarget
-
-
-class PageConfig(Config):
-    """Which conversations are shown."""
-
-    folder: Path = Field(json_schema_extra={"argument": True})
-    """The folder in which `visual collect` keeps conversations."""
-
-    output: Path = Path("looks.html")
-    """The HTML file that is written."""
-
-    trace: list[str] = []
-    """The id of a conversation to show, or of its problem; repeat the option."""
-
-    most: int = Field(12, ge=1)
-    """The most conversations on the page."""
-
-
-@settings_as_options
-def page(settings: PageConfig) -> None:
-    """Show conversations in which a model has looked again as one HTML page, step by step.
-
-    Every step has the image that was looked at, with the place in it, what the tool made of it, and the
-    verifier's Δr where one has listened. `selfverify report` shows those of an evaluation.
-
-    Example: `selfverify visual page looks --output looks.html`
-    """
-    from selfverify.evaluation.samples import IMAGES
-    from selfverify.experiments.visual_data import all_traces
-    from selfverify.reports.report import write_look_page
-
-    folder, wanted = settings.folder, set(settings.trace)
-    found = (one for one in all_traces(folder) if not wanted or wanted & {one.id, one.problem})
-    shown = [*islice(found, settings.most)]
-    if not shown:
-        if not wanted:
-            raise ConfigError(f"{folder} has no conversation; `selfverify visual collect` holds some")
-        missing = ", ".join(sorted(wanted))
-        raise ConfigError(f"{folder} has no conversation {missing}; take ids of sft.jsonl for --trace")
-    about = f"From {folder.name}: {len(shown)} conversation{'s' if len(shown) > 1 else ''}."
-    path = write_look_page(shown, about, folder / IMAGES, settings.output, sum(1 for _ in found))
-    typer.echo(f"{len(shown)} conversations: {path}")
 
 
 class ToolServerConfig(Config):
@@ -540,7 +496,6 @@ def leaks(
         raise typer.Exit(1)
 
 
-app.command()(page)
 app.command()(serve)
 app.command()(calibrate)
 app.command()(compare)

@@ -158,10 +158,6 @@ class TraceIndex:
             file.seek(begin)
             return _LINE.validate_json(file.readline())
 
-    def traces(self) -> Iterator[tuple[dict[str, Any], VisualTrace]]:
-        """Yield the traces in the journals' order, each with what is known of its problem."""
-        return (one for source, _, row in self.rows() for one in self.traces_of(source, row))
-
     def by_problem(self) -> Iterator[list[tuple[dict[str, Any], VisualTrace]]]:
         """Yield the traces of each problem."""
         rows = self.rows(by_problem=True)
@@ -225,16 +221,6 @@ class _Beginning(BaseModel):
     told: int = 1
     cuts: list[list[Any]] = []
     steps: list[dict[str, Any]] = []
-
-
-def all_traces(folder: Path) -> Iterator[VisualTrace]:
-    """The traces of all journals in a folder.
-
-    Raises:
-        ConfigError: Nothing was collected there.
-        DataError: A journal is damaged.
-    """
-    return (trace for _, trace in TraceIndex(folder).traces())
 
 
 def read_lines(path: Path, row: type[Any] = dict[str, Any]) -> Iterator[tuple[int, Any]]:

@@ -24,8 +24,8 @@ from selfverify.experiments.recipe import to_yaml
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.visual_data import (
     INDUCE,
+    TraceIndex,
     Way,
-    all_traces,
     branch_looks,
     collect_looks,
     transcript,
@@ -33,11 +33,18 @@ from selfverify.experiments.visual_data import (
 from selfverify.experiments.visual_sets import judge_looks, make_sets, read_pairs
 from selfverify.policy.policy import Policy
 from selfverify.visual.pairs import Pairing
+from selfverify.visual.traces import VisualTrace
 from serving_servers import FakeUpstream, Loop
 from tables import put, yaml_cases
 
 EXPERT = TeacherConfig(expert=True)
 FREE = Pairing(match_lengths=False)
+
+
+def all_traces(folder: Path) -> list[VisualTrace]:
+    """The traces of a folder's journals, in their order."""
+    index = TraceIndex(folder)
+    return [trace for source, _, row in index.rows() for _, trace in index.traces_of(source, row)]
 
 
 def wrong_server(servers: Loop, text: str = "<think>7</think><answer>0</answer>") -> tuple[str, FakeUpstream]:
