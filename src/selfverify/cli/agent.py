@@ -57,11 +57,7 @@ class CollectConfig(Config):
 
 
 @settings_as_options
-def collect(
-    settings: CollectConfig,
-    overrides: Overrides = None,
-    as_json: Json = False,
-) -> None:
+def collect(settings: CollectConfig, overrides: Overrides = None, as_json: Json = False) -> None:
     """Let a teacher do a task's training problems, and write its conversations for fine-tuning.
 
     Called again, the command goes on where it was stopped.
@@ -103,10 +99,7 @@ class ReanswerConfig(Config):
 
 
 @settings_as_options
-def reanswer(
-    settings: ReanswerConfig,
-    as_json: Json = False,
-) -> None:
+def reanswer(settings: ReanswerConfig, as_json: Json = False) -> None:
     """Ask a teacher anew for each turn of existing conversations, and write its answers for fine-tuning.
 
     Called again, the command goes on where it was stopped.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal
 
 import typer
 from pydantic import Field
@@ -14,15 +14,15 @@ from selfverify.core.config import Config
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.command_config import CheckConfig
 
+if TYPE_CHECKING:
+    from selfverify.experiments.visual_sets import Target
+
 app = typer.Typer(no_args_is_help=True, help="Check data files, and filter them.")
 
 
 @app.command()
 @settings_as_options
-def check(
-    settings: CheckConfig,
-    as_json: Json = False,
-) -> None:
+def check(settings: CheckConfig, as_json: Json = False) -> None:
     """Read a data file once, images included, and say what is in it and what is broken.
 
     The exit status is 1 if anything is broken.
@@ -69,11 +69,7 @@ class FilterConfig(Config):
 
 @app.command(name="filter")
 @settings_as_options
-def filter_(
-    settings: FilterConfig,
-    overrides: Overrides = None,
-    as_json: Json = False,
-) -> None:
+def filter_(settings: FilterConfig, overrides: Overrides = None, as_json: Json = False) -> None:
     """Sample answers to every training problem, and drop problems that are always or never solved.
 
     Such a problem teaches the policy nothing. With a two-turn method, a problem is dropped if its answers are
@@ -104,9 +100,6 @@ def filter_(
     for line in summary(verdicts):
         typer.echo(line)
     typer.echo(f"verdicts: {settings.output}; train on what is kept with learner.keep={settings.output}")
-
-
-LooksFormat = Literal["llama-factory", "ms-swift", "trl"]
 
 
 class ExportConfig(Config):
@@ -140,10 +133,7 @@ class ExportConfig(Config):
 
 
 @settings_as_options
-def export(
-    settings: ExportConfig,
-    as_json: Json = False,
-) -> None:
+def export(settings: ExportConfig, as_json: Json = False) -> None:
     """Write stored samples as trajectories that other programs read, with their images as files.
 
     Of a run, the samples of after training are exported.
@@ -163,8 +153,8 @@ def export(
     if settings.format == "verl":
         _export_conversations(settings, as_json)
         return
-    if settings.format in get_args(LooksFormat):
-        _export_looks(settings, as_json)
+    if settings.format != "atif":
+        _export_looks(settings, settings.format, as_json)
         return
     if settings.keep != "all":
         raise ConfigError("--keep goes with --format verl")
@@ -192,15 +182,13 @@ def _export_conversations(settings: ExportConfig, as_json: bool) -> None:
     print_outcome(done, as_json, f"{done.conversations} conversations: {output}", "\n".join(left))
 
 
-def _export_looks(settings: ExportConfig, as_json: bool) -> None:
+def _export_looks(settings: ExportConfig, target: Target, as_json: bool) -> None:
     """Write traces and pairs of looking again for another trainer."""
     from selfverify.experiments.visual_sets import export_looks
 
     if settings.model_dump(exclude={"format", "source", "output"}, exclude_defaults=True):
-        raise ConfigError(
-            f"--format {settings.format} exports all traces and pairs; other options do not go with it"
-        )
+        raise ConfigError(f"--format {target} exports all traces and pairs; other options do not go with it")
     output = settings.output
-    traces, pairs, images = export_looks(settings.source, output, cast(LooksFormat, settings.format))
+    traces, pairs, images = export_looks(settings.source, output, target)
     done = {"traces": traces, "pairs": pairs, "images": images}
     print_outcome(done, as_json, f"{traces} traces, {pairs} pairs, {images} images: {output}")

@@ -75,11 +75,7 @@ class EvaluateConfig(Config):
 
 
 @settings_as_options
-def evaluate(
-    settings: EvaluateConfig,
-    overrides: Overrides = None,
-    as_json: Json = False,
-) -> None:
+def evaluate(settings: EvaluateConfig, overrides: Overrides = None, as_json: Json = False) -> None:
     """Measure a model: accuracy, majority vote, best-of-N by its own scores, quality of the scores.
 
     Given a run's folder, it measures the trained model: the best checkpoint, else the last state. Given a
