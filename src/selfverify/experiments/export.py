@@ -25,12 +25,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
-from selfverify.core.files import (
-    make_folder,
-    read_regular,
-    write_bytes,
-    write_json,
-)
+from selfverify.core.files import make_folder, read_regular, write_bytes, write_json
 from selfverify.core.images import png
 from selfverify.core.jsonl_store import read_journal
 from selfverify.core.problem import Problem

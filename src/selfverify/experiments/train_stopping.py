@@ -32,22 +32,10 @@ from selfverify.core.config import StoppingConfig
 from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.core.files import file_digests, naming, read_regular, write_json
 from selfverify.evaluation.samples import Progress
-from selfverify.evaluation.visual_metrics import (
-    CappedArrays,
-    as_arrays,
-    compared,
-    run_to_cap,
-)
+from selfverify.evaluation.visual_metrics import CappedArrays, as_arrays, compared, run_to_cap
 from selfverify.experiments.command_config import ListenerConfig, TeacherConfig
 from selfverify.experiments.recipe import RECIPE_FILE, NamedConfig, Recipe, recipe_task, write_recipe
-from selfverify.experiments.run import (
-    clear_run,
-    held_folder,
-    noting_recipe,
-    of_phase,
-    start_processes,
-    train,
-)
+from selfverify.experiments.run import clear_run, held_folder, noting_recipe, of_phase, start_processes, train
 from selfverify.experiments.visual_data import Way, branch_looks, collect_looks
 from selfverify.experiments.visual_sets import PAIRS, judge_looks, make_sets, read_pairs
 from selfverify.methods.base import StepCallback

@@ -48,11 +48,7 @@ from selfverify.evaluation.samples import IMAGES, Progress, written_images
 from selfverify.experiments.command_config import TeacherConfig
 from selfverify.experiments.recipe import Recipe, recipe_task
 from selfverify.experiments.teaching import Asked, TaughtProblem, Teaching, at_most
-from selfverify.experiments.visual_judge import (
-    VERDICTS,
-    Verdicts,
-    asked_and_wanted,
-)
+from selfverify.experiments.visual_judge import VERDICTS, Verdicts, asked_and_wanted
 from selfverify.rollouts.wrappers import Message, RecordingEpisode, ResumedEpisode, noted_messages
 from selfverify.tasks.answering import worth_imitating
 from selfverify.visual.config import ANSWER_NOW

@@ -14,15 +14,7 @@ import numpy as np
 
 from selfverify.evaluation.metrics import SampleTable, by_problem
 from selfverify.evaluation.samples import CORRECT_1, IMAGES, StoredSample, StoredStep
-from selfverify.reports.film import (
-    PageImages,
-    Shown,
-    agent_film,
-    end_of,
-    film_of_sample,
-    numbers,
-    strip,
-)
+from selfverify.reports.film import PageImages, Shown, agent_film, end_of, film_of_sample, numbers, strip
 from selfverify.reports.run_data import STAGES, WORDING, RunData
 from selfverify.selection.rules import Floats, best_weights, cluster_boxes, elect
 from selfverify.tasks.base import Task
