@@ -9,11 +9,11 @@ from reproduce.by_size import sizes_of
 from reproduce.paper_tables import Asked, Rows, show_tables
 from reproduce.scripts import Paper, script
 from selfverify.cli.options import settings_as_options
-from selfverify.core.config import CommandConfig
+from selfverify.core.config import Config
 from selfverify.core.errors import ConfigError
 
 
-class TablesSettings(CommandConfig):
+class TablesSettings(Config):
     """The content of the tables."""
 
     sizes: str = "1,4,8,12"

@@ -26,7 +26,7 @@ from reproduce.grid_file import BEFORE, Run, Study, load_study, measured_setting
 from reproduce.grid_results import write_results
 from reproduce.scripts import script
 from selfverify.cli.options import say, settings_as_options
-from selfverify.core.config import CommandConfig
+from selfverify.core.config import Config
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import differences, make_folder, only_writer, write_text
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe, to_yaml
@@ -220,7 +220,7 @@ def _refuse_other_recipe(job: StudyJob) -> None:
         )
 
 
-class StudySettings(CommandConfig):
+class StudySettings(Config):
     """How a study is run."""
 
     output: Path | None = None

@@ -33,6 +33,7 @@ from selfverify.evaluation.visual_metrics import (
     as_arrays,
     outcomes,
 )
+from selfverify.experiments.command_config import ListenerConfig
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe, recipe_task
 from selfverify.experiments.run import measure
 from selfverify.experiments.train_stopping import CAP_FILE, LOOKING, CappedLooks
@@ -257,7 +258,7 @@ def _reasoner(seed: StudySeed, problems: int = PROBLEMS, *more: str) -> Recipe:
 def capped(seed: StudySeed, folder: Path, problems: int) -> CappedArrays:
     """The reasoner held to the cap, with results as the folder is called."""
     recipe = _reasoner(seed, problems, f"task.results={folder.name}")
-    return CappedLooks(recipe, None, str(seed.verifier), output=folder).hold("test")
+    return CappedLooks(recipe, ListenerConfig(verifier=str(seed.verifier), output=folder)).hold("test")
 
 
 def epsilons_of(seed: StudySeed) -> dict[Kind, float]:

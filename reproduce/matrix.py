@@ -25,7 +25,7 @@ from reproduce.scripts import Overrides, named_folders, script
 from reproduce.statistics import MeasuredRun, difference, measure_run, pooled
 from reproduce.tables import Column, seed_tables
 from selfverify.cli.options import settings_as_options
-from selfverify.core.config import CommandConfig
+from selfverify.core.config import Config
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import make_folder, write_json, write_text
 from selfverify.core.jsonl_store import StrictRow, open_journal, read_journal
@@ -492,7 +492,7 @@ def _identity(answerer: Policy | ServerAnswerer) -> str:
     return answerer.fingerprint() if isinstance(answerer, Policy) else answerer.weights()
 
 
-class MatrixSettings(CommandConfig):
+class MatrixSettings(Config):
     """The settings of a table of models."""
 
     recipe: str = "adpo-digits"

@@ -47,7 +47,7 @@ def work(folder: Path, before: Annotated[Path | None, typer.Argument()] = None) 
             return
         policy, task, _ = build(recipe)
         report = partial(shown.on_phase, "before")
-        summary = measure(policy, task, recipe, folder / "samples.jsonl", "before", report)
+        summary = measure(policy, task, recipe, folder / "samples.jsonl", "before", progress=report)
         settings = recipe.model_dump(mode="json")
         write_json(folder / "metrics.json", {"before": summary, "settings": settings, "version": __version__})
 

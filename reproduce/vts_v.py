@@ -16,7 +16,7 @@ from reproduce.mathvista import published_accuracy
 from reproduce.scripts import Overrides, Paper, named_folders, script, show
 from reproduce.tables import Column, Labels, beside, figure_table, of_one_sample, plain, published
 from selfverify.cli.options import say, settings_as_options
-from selfverify.core.config import CommandConfig
+from selfverify.core.config import Config
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import read_regular, write_json
 from selfverify.evaluation.evaluate import HeldOut
@@ -59,7 +59,7 @@ TITLES = {"mean": "mean of tasks", "accuracy": "all", "published": "as published
 """Shares of a row, and what they are called."""
 
 
-class BenchSettings(CommandConfig):
+class BenchSettings(Config):
     """By whom a benchmark is answered, and how."""
 
     model: str = "builtin:digits"

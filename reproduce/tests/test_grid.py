@@ -203,7 +203,7 @@ def test_a_worker_resumes_with_the_shared_evaluation(
     (recipe.folder / "recipe.yaml").write_text(to_yaml(recipe))
     calls: list[Any] = []
     monkeypatch.setattr(worker, "build", lambda recipe: (None, None, None))
-    monkeypatch.setattr(worker, "measure", lambda *given: {"pass@1": 0.25})
+    monkeypatch.setattr(worker, "measure", lambda *given, **named: {"pass@1": 0.25})
     monkeypatch.setattr(worker, "train", lambda *given, **named: calls.append((given[:2], named)))
     worker.work(recipe.folder)  # which makes the evaluation
     shared = recipe.folder.rename(tmp_path / "before") / "metrics.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from selfverify.core.errors import DataError
-from selfverify.core.events import EventLog, note, read_events, story
+from selfverify.core.events import EventLog, note, read_events
 
 logger = logging.getLogger("selfverify.somewhere")
 
@@ -70,27 +70,6 @@ def test_how_a_run_ended_is_written(error: BaseException, event: str, tmp_path: 
     with pytest.raises(type(error)), log:
         raise error
     assert names(log.path) == [event]
-
-
-def test_a_story_names_what_was_skipped_and_counts_the_rest(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "events.jsonl")
-    log.append("problem_skipped", problem="of an older run", reason="?")
-    log.append("started", resume=False)
-    assert story(read_events(log.path)) == []
-    log.append("started", resume=True)
-    log.step = 4
-    log.append("resumed", steps_again=3)
-    for problem in ("p/1", "p/2", "p/1", "p/3"):
-        log.append("problem_skipped", problem=problem, reason="no image")
-    for message in ("odd", "odd"):
-        log.append("warning", message=message)
-    log.append("worker_restarted")
-    log.append("finished")
-    again, resumed, *told = story(read_events(log.path), named=2)
-    assert again.startswith("started again from the beginning")
-    assert resumed.startswith("resumed at step 4 (") and resumed.endswith("; steps done again: 3")
-    skipped = ["problems skipped: 3", "  p/1: no image", "  p/2: no image", "  and 1 more, see events.jsonl"]
-    assert told == ["worker processes replaced: 1", "other warnings: 2", "  odd", *skipped]
 
 
 def test_a_file_that_holds_no_events_is_refused(tmp_path: Path) -> None:

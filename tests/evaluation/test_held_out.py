@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.data.rows import open_rows
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.extraction import PolicyExtractor, make_extractor, read_again, stands_in
+from selfverify.evaluation.extraction import Extractor, make_extractor, read_again, stands_in
 from selfverify.evaluation.samples import read_samples
 from selfverify.experiments.registry import make_task
 from selfverify.policy.decoding import Sample as Drawn
@@ -139,21 +138,14 @@ def test_steps_that_a_profile_does_not_count_are_left_out(policy: Policy, tmp_pa
 def test_a_store_is_not_gone_on_with_by_other_code(
     policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that does not name its code is."""
     store, task = tmp_path / "samples.jsonl", make_task("digits-pick")
     config = EvaluationConfig(problems=1, samples=1)
 
     def measure() -> Any:
         return evaluate(policy, task, config, store, max_new_tokens=2)
 
-    found, written = measure(), store.read_text()
+    found = measure()
     assert read_samples(store)[0]["image_backend"] == "Qwen2VLImageProcessorPil"
-    header, *rows = written.splitlines(keepends=True)
-    older = json.loads(header)
-    del older["settings"]["image_backend"]
-    store.write_text("".join([json.dumps(older) + "\n", *rows]))
-    assert measure() == found
-    store.write_text(written)
     assert measure() == found
     monkeypatch.setattr(Policy, "image_backend", "Qwen2VLImageProcessor")
     with pytest.raises(ConfigError, match="image_backend was 'Qwen2VLImageProcessorPil' and is now 'Qwen2VL"):
@@ -215,8 +207,6 @@ def test_an_extractor_has_to_copy(policy: Policy) -> None:
     assert [t.parsed.read_by for t in made[0].trajectories] == ["script", "rules"]
     assert made[0].trajectories[1].parsed is UNREADABLE
     assert all(t.parsed is UNREADABLE for t in made[1].trajectories)
-    with pytest.raises(DataError, match="script read 1 answers in 4 responses"):
-        read_again(TASK, groups(policy, [["a", "b"], ["c", "d"]]), Scripted(["a"]))
 
 
 def test_a_copy_is_no_part_of_a_word_or_number() -> None:
@@ -258,7 +248,7 @@ def test_a_policy_is_asked_in_text_without_the_target(
         return [[drawn(policy, text)] for text in said]
 
     monkeypatch.setattr(policy, "sample", sample, raising=False)
-    extractor = PolicyExtractor(policy, "tiny")
+    extractor = Extractor(policy, "tiny")
     texts = ["I think blue", "?", "what", "a picture: <|image_pad|>"]
     assert extractor.extract([PROBLEMS[1]] * 4, texts) == ["blue", None, None, None]
     assert len(asked) == 3 and "I think blue" in asked[0] and "B. blue" in asked[0]

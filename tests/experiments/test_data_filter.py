@@ -23,7 +23,6 @@ from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.data.preferences import FilterVerdict, read_verdicts, why_dropped
 from selfverify.experiments.data_filter import Filter, summary
 from selfverify.experiments.run import learn
-from selfverify.methods.base import MethodConfig
 from selfverify.rollouts.rollout import Rollout
 from selfverify.tasks.base import Task
 from selfverify.trainer.rollout_source import FilteredProblems
@@ -38,17 +37,26 @@ def test_what_teaches_nothing(why: str, groups: list[list[str]]) -> None:
 
 
 class Scripted:
-    """A method whose trajectories are known: problem k's come from the k-th list of (first, second)."""
+    """An answerer whose trajectories are known: problem k's come from the k-th list of (first, second)."""
 
-    name, objective, config = "scripted", "surrogate", MethodConfig()
+    encoder = None
 
     def __init__(self, outcomes: Sequence[Sequence[tuple[int | None, int]]]) -> None:
         self.outcomes, self.asked = outcomes, 0
 
-    def rollout(self, policy: Any, task: Any, problems: Any, seeds: Any, sampling: Any) -> Rollout:
-        self.asked += len(problems)
+    def prepare(self, task: Any, config: Any) -> None:
+        pass
+
+    def weights(self) -> str:
+        return "scripted"
+
+    def whole(self, work: Any) -> Any:
+        return work()
+
+    def answer(self, asked: Any, sweep: Any, make_rows: Any) -> None:
+        self.asked += len(asked.problems)
         groups = []
-        for problem in problems:
+        for problem in asked.problems.values():
             place = int(problem.id.rpartition("/")[2])
             rows = []
             for first, second in self.outcomes[place]:
@@ -57,7 +65,7 @@ class Scripted:
                 finish = "error" if second < 0 else "stop"
                 rows.append(Trajectory([Segment("answer", [], finish=finish)], rewards=rewards))  # type: ignore[arg-type]
             groups.append(Group(problem, rows))
-        return Rollout([], groups)
+        sweep.store(make_rows([*asked.problems], Rollout([], groups)))
 
 
 OUTCOMES = [
@@ -66,22 +74,23 @@ OUTCOMES = [
 ]  # fmt: skip
 
 
-def test_the_file_and_the_summary(policy: Policy, tmp_path: Path) -> None:
-    method: Any = Scripted(OUTCOMES)
+def test_the_file_and_the_summary(tmp_path: Path) -> None:
+    answerer: Any = Scripted(OUTCOMES)
+    task, method = make_task("digits-pick"), make_method("adpo")
     path = tmp_path / "deep" / "kept.jsonl"
-    found = Filter(policy, make_task("digits-pick"), method, SAMPLING, batch=3).run(path, problems=7)
+    found = Filter(answerer, task, method, SAMPLING, batch=3).run(path, problems=7)
     assert [v.dropped for v in found] == ["all right", "all wrong", "", "", "", "unjudged", "all right"]
     assert [v.samples for v in found[2:5]] == [{"1->0": 2}, {"0->1": 1, "1->1": 1}, {"0": 1, "1": 1}]
-    assert read_verdicts(path)[1] == found and method.asked == 7
+    assert read_verdicts(path)[1] == found and answerer.asked == 7
     lines = summary(found)
     assert lines[0] == "kept 3 of 7 problems; dropped: 2 all right, 1 all wrong, 1 unjudged"
     assert lines[2] == "problems by right samples: 0: 2, 1: 2, 2: 2"
     # Called again nothing is sampled; under other settings it is refused.
-    assert Filter(policy, make_task("digits-pick"), method, SAMPLING).run(path, problems=7) == found
-    assert method.asked == 7
+    assert Filter(answerer, task, method, SAMPLING).run(path, problems=7) == found
+    assert answerer.asked == 7
     longer = SAMPLING.model_copy(update={"max_new_tokens": 9})
     with pytest.raises(ConfigError, match="max_new_tokens was 8 and is now 9"):
-        Filter(policy, make_task("digits-pick"), method, longer).run(path, problems=7)
+        Filter(answerer, task, method, longer).run(path, problems=7)
 
 
 @pytest.mark.parametrize("left", [0, "header", 700, -10])
@@ -132,18 +141,18 @@ def rows(count: int = 5, **changes: Any) -> list[dict[str, Any]]:
     return [{"image": image, "question": f"q {i}", "answer": str(i), **changes} for i in range(count)]
 
 
-def keep(path: Path, task: Task, dropped: Sequence[int], total: int, policy: Policy) -> Path:
-    """Verdicts of a scripted policy that is uniformly right at ``dropped``."""
+def keep(path: Path, task: Task, dropped: Sequence[int], total: int) -> Path:
+    """Verdicts of a scripted answerer that is uniformly right at ``dropped``."""
     right: list[tuple[None, int]] = [(None, 1), (None, 1)]
-    method: Any = Scripted([right if i in dropped else [(None, 1), (None, 0)] for i in range(total)])
-    Filter(policy, task, method, SAMPLING, seed=3).run(path, problems=total)
+    answerer: Any = Scripted([right if i in dropped else [(None, 1), (None, 0)] for i in range(total)])
+    Filter(answerer, task, make_method("adpo"), SAMPLING, seed=3).run(path, problems=total)
     return path
 
 
-def test_only_kept_problems_are_trained_on(policy: Policy, tmp_path: Path) -> None:
+def test_only_kept_problems_are_trained_on(tmp_path: Path) -> None:
     """Every pass has each kept problem once, whatever the run's seed; the second pass says so in its ids."""
     task = make_task("math", train=str(write_jsonl(tmp_path / "a.jsonl", rows())))
-    path = keep(tmp_path / "k.jsonl", task, [0, 3], 5, policy)
+    path = keep(tmp_path / "k.jsonl", task, [0, 3], 5)
     wanted = {v.problem for v in read_verdicts(path)[1] if not v.dropped}
     kept = FilteredProblems(str(path), task)
     assert len(kept) == 3 == len(wanted)
@@ -162,14 +171,14 @@ def test_only_kept_problems_are_trained_on(policy: Policy, tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="about task math, this is digits-pick"):
         FilteredProblems(str(path), make_task("digits-pick"))
     with pytest.raises(ConfigError, match="keeps none of 5"):
-        FilteredProblems(str(keep(tmp_path / "n.jsonl", task, range(5), 5, policy)), task)
+        FilteredProblems(str(keep(tmp_path / "n.jsonl", task, range(5), 5)), task)
     with pytest.raises(ConfigError, match="there are no verdicts"):
         FilteredProblems(str(tmp_path / "no.jsonl"), task)
 
 
 def test_a_run_keeps_to_it(load_policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, task = load_policy(), make_task("digits-pick")
-    path = keep(tmp_path / "k.jsonl", task, [0, 1, 2, 5], 8, policy)
+    path = keep(tmp_path / "k.jsonl", task, [0, 1, 2, 5], 8)
     seen: list[str] = []
     make = type(task).problem
 

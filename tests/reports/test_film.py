@@ -16,30 +16,25 @@ from PIL import Image
 from tests.agents.phone.played import call, expert, phone_task, played
 from tests.agents.test_agent_episode import Asked
 from tests.evaluation.test_looked import far, teach
-from tests.experiments.looks.looks_recipe import far_recipe
 
-from commands import command
+from samples import sample as stored_sample
 from samples import write_samples
 from selfverify.agents.evidence import Vote
 from selfverify.agents.judges.jury import Jury
 from selfverify.core.config import EvaluationConfig
 from selfverify.core.episode import PolicyTurn
-from selfverify.core.errors import DataError
-from selfverify.core.problem import Problem, content_parts
+from selfverify.core.problem import Problem, content_text
 from selfverify.core.trajectory import Finish
 from selfverify.evaluation.evaluate import evaluate, shown_entry, write_gallery
-from selfverify.evaluation.samples import IMAGES, StoredSample, written_images
-from selfverify.experiments.command_config import TeacherConfig
-from selfverify.experiments.visual_data import all_traces, collect_looks
-from selfverify.reports.film import PageImages, agent_film, call_text, film_of_trace, plan_of
-from selfverify.reports.report import write_look_page, write_report
+from selfverify.evaluation.samples import IMAGES, StoredSample, StoredStep, written_images
+from selfverify.reports.film import PageImages, agent_film, call_text, film_of_sample, plan_of
+from selfverify.reports.report import write_report
 from selfverify.serving.backend import FreeQuestion
 from selfverify.tasks.base import user_turn
 from selfverify.visual.config import VisualConfig
 from selfverify.visual.episode import step_of
 from selfverify.visual.stopping import After, StopRule, Verified
 from selfverify.visual.task import VisualToolTask
-from selfverify.visual.traces import VisualTrace
 from selfverify_phone.contents.hostile import TEXTS
 from selfverify_phone.task import PhoneAgents
 from selfverify_phone.templates import TEMPLATES
@@ -204,39 +199,43 @@ def talked(
     deltas: Sequence[float | None] = (),
     rule: StopRule | None = None,
     on_stop: Literal["run", "skip"] = "run",
-) -> VisualTrace:
-    """A trace in which a model says these texts about an image of 400 x 200 pixels; places in thousandths."""
+) -> StoredSample:
+    """A model says these texts about an image of 400 x 200 pixels; places in thousandths."""
     looking = VisualToolTask(FreeQuestion(), VisualConfig(tools=["crop"], on_stop=on_stop))
     problem = Problem("street", user_turn("Until when?"), [Image.new("RGB", (400, 200), (90, 120, 160))])
     episode = looking.look(problem)
     episode.rule = rule or episode.rule
     episode.reset()
-    keep = folder / IMAGES
-    [name] = written_images(keep, problem.images)
-    asked = [{"type": "image", "image": name}, {"type": "text", "text": "Until when?"}]
-    messages: list[dict[str, Any]] = [{"role": "user", "content": asked}]
+    problem.images[0].save(folder / "street.png")
+    steps: list[StoredStep] = []
     for turn, text in enumerate(texts):
         delta = deltas[turn] if turn < len(deltas) else None
         values = {} if delta is None else {"log_ratio": delta, "log_ratio_plan": 0.0}
         reply = episode.step(PolicyTurn(text, [1], Finish.STOP, turn, values))
         if reply.undo:
-            del messages[-1]
+            del steps[-1]
         else:
-            messages.append({"role": "assistant", "content": text})
+            steps.append(StoredStep("policy", turn, "action", text, [], "stop", {}, None))
         if reply.done:
             break
-        shown = iter(written_images(keep, reply.images))
-        parts = [
-            p | {"image": next(shown)} if p["type"] == "image" else p for p in content_parts(reply.content)
-        ]
-        messages.append({"role": "user", "content": parts})
-    ending = episode.result()
-    steps = [turn for turn in ending.turns if isinstance(turn, dict)]
-    return VisualTrace("street#0", "street", messages, rewards={"correct": 1.0}, steps=steps)
+        names = written_images(folder / IMAGES, reply.images)
+        told = content_text(reply.content)
+        steps.append(StoredStep("environment", turn + 1, "observation", told, names, None, {}, None))
+    records = [turn for turn in episode.result().turns if isinstance(turn, dict)]
+    for step, record in zip([step for step in steps if step.author == "policy"], records, strict=False):
+        step.record = record
+    return stored_sample("street", 0, True, None, answer="15", steps=steps)
+
+
+def shown(folder: Path, one: StoredSample) -> dict[str, Any]:
+    images = PageImages()
+    film = film_of_sample(one, {1: images.of_file(folder, "street.png")}, images.of_files(folder / IMAGES))
+    assert film is not None
+    return film
 
 
 def looked(folder: Path, *talk: Any, **more: Any) -> dict[str, Any]:
-    return film_of_trace(talked(folder, *talk, **more), PageImages().of_files(folder / IMAGES))
+    return shown(folder, talked(folder, *talk, **more))
 
 
 def test_frames_show_where_it_looked_and_what_came_of_it(tmp_path: Path) -> None:
@@ -255,7 +254,7 @@ def test_frames_show_where_it_looked_and_what_came_of_it(tmp_path: Path) -> None
     assert [box["title"] for box in asked["boxes"]] == ["1", "2"]
     assert [asked["boxes"][1][k] for k in ("x", "y", "width", "height")] == [120, 20, 40, 40]
     assert asked["image"] == view["image"] != made["image"]
-    assert film["why"] == "The model answered of its own accord after step 2." and not film["measured"]
+    assert film["why"] == "The model answered of its own accord after step 2."
     assert (film["answer"], film["said"], film["correct"]) == ("15", ANSWER, True)
 
 
@@ -299,19 +298,25 @@ def test_plans_without_their_calls(text: str, plan: str) -> None:
 def test_what_is_missing_or_hostile(tmp_path: Path) -> None:
     """Refused calls, images that are gone, records of any content: a page is made, and says so."""
     texts = [vts(HOSTILE, (0, 0, 2000, 1)), vts(HOSTILE, (200, 100, 600, 500)), HOSTILE, ANSWER]
-    trace = talked(tmp_path, texts)
-    film = film_of_trace(trace, PageImages().of_files(tmp_path / IMAGES))
+    one = talked(tmp_path, texts)
+    film = shown(tmp_path, one)
     assert film["frames"][0]["step"]["error"] and not film["frames"][0]["made"]
     for path in (tmp_path / IMAGES).iterdir():
         path.unlink()
-    trace.steps[1]["sources"] = [{"source": "x", "region": [HOSTILE], "size": None}, 7]
-    trace.steps[1]["delta_r"], trace.steps[1]["epsilon"] = float("nan"), HOSTILE
-    page = write_look_page([trace], HOSTILE, tmp_path / IMAGES, tmp_path / "x.html").read_text("utf-8")
-    assert "is missing or unreadable" in page
+    record = one.steps[2].record
+    assert record is not None
+    record["sources"] = [{"source": "x", "region": [HOSTILE], "size": None}, 7]
+    record["delta_r"], record["epsilon"] = float("inf"), HOSTILE
+    assert shown(tmp_path, one)["frames"][1]["gauge"] is None
+    record["delta_r"] = HOSTILE
+    write_samples(tmp_path / "samples.jsonl", {"task": "look"}, [one])
+    (tmp_path / "gallery").mkdir()
+    entry = {"id": "street", "question": HOSTILE, "target": "15", "image": None}
+    (tmp_path / "gallery" / "problems.json").write_text(json.dumps([entry]))
+    page = write_report([tmp_path], tmp_path / "x.html").read_text("utf-8")
+    assert "is missing or unreadable" in page and page.count('<section class="step look') > 1
     for raw in (HOSTILE, "<script>document", "<img src"):
         assert raw not in page
-    with pytest.raises(DataError, match="no conversation"):
-        write_look_page([], "", tmp_path, tmp_path / "y.html")
 
 
 @pytest.mark.parametrize(("name", "value"), [("step", "<b>"), ("step", 1.5), ("stopped", ["cap"])])
@@ -332,20 +337,3 @@ def test_the_report_shows_the_steps(load_policy: Any, tmp_path: Path) -> None:
     page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text("utf-8")
     # What was asked, one step and the answer, twice.
     assert page.count('<section class="step look') == 6 and "looking ends here" in page
-
-
-def test_the_command(tmp_path: Path) -> None:
-    """It reads the journals of `visual collect`; a conversation that is not there is an error."""
-    looks, page = tmp_path / "looks", tmp_path / "x.html"
-    assert "visual collect" in command("visual", "page", looks, code=2).output
-    collect_looks(far_recipe(), TeacherConfig(expert=True), looks, problems=3)
-    told = command("visual", "page", looks, "--output", page, "--most", 2).output
-    text = page.read_text("utf-8")
-    assert "2 conversations" in told and text.count('class="card panel talk"') == 2
-    assert "1 more conversation in the folder" in text and '<g class="looked">' in text
-    assert 'class="pixels"' in text  # 32 x 32 pixels, whose boxes are kept in those of the canvas of 576
-    assert '<svg viewBox="0 0 576 ' in text
-    [one] = [trace.id for trace in all_traces(looks)][1:2]
-    command("visual", "page", looks, "--output", page, "--trace", one)
-    assert page.read_text("utf-8").count('class="card panel talk"') == 1
-    assert "no conversation nobody" in command("visual", "page", looks, "--trace", "nobody", code=2).output

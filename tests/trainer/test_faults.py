@@ -16,7 +16,7 @@ import pytest
 from killed_runs import finish_killed, same_figures, same_weights, train
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import DataError
-from selfverify.core.events import read_events, story
+from selfverify.core.events import read_events
 from selfverify.core.problem import Problem
 from selfverify.core.process_pool import WorkerPool
 from selfverify.core.tags import Tagged
@@ -24,7 +24,7 @@ from selfverify.core.trainer_config import TrainerConfig
 from selfverify.data.images import read_image
 from selfverify.experiments.registry import make_method
 from selfverify.policy.policy import Policy
-from selfverify.reports.run_data import RunData
+from selfverify.reports.run_data import RunData, story
 from selfverify.tasks.base import Verdict
 from selfverify.tasks.digits import DigitsSum, DigitsSumConfig
 from worker_functions import judge_sum

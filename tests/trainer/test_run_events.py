@@ -18,7 +18,7 @@ from killed_runs import rows
 from selfverify.core import ranks
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import CheckpointError, ConfigError, DataError, SelfVerifyError
-from selfverify.core.events import read_events, story
+from selfverify.core.events import read_events
 from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
@@ -30,6 +30,7 @@ from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.methods.base import Training
 from selfverify.methods.sft import SFT
 from selfverify.policy.policy import Policy
+from selfverify.reports.run_data import story
 from selfverify.tasks.base import Verdict
 from selfverify.tasks.digits_pick import DigitsPick
 from selfverify.trainer.rollout_source import RolloutSource

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field
 
 from selfverify.agents.tools import Address, Look, Screen, WaitFor, describe, quoted
-from selfverify.core.config import CommandConfig
+from selfverify.core.config import Config
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.tasks.tool_calls import ToolError
@@ -52,7 +52,7 @@ _CHOOSE = """([x, y, wanted]) => {
 }"""
 
 
-class BrowserConfig(CommandConfig):
+class BrowserConfig(Config):
     """How pages are shown and used."""
 
     observations: Literal["text", "png", "both"] = "both"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from pydantic import Field
@@ -25,7 +25,7 @@ from selfverify.cli.options import (
     settings_as_options,
 )
 from selfverify.connectors.pool import EnvironmentServerConfig
-from selfverify.core.config import CommandConfig, Seed
+from selfverify.core.config import Config, Seed
 from selfverify.core.errors import ConfigError, needs
 from selfverify.experiments.command_config import AgentSessionConfig, TeacherConfig
 
@@ -36,8 +36,11 @@ if TYPE_CHECKING:
     from selfverify.experiments.agent_session import AgentRun
 
 
-class CollectConfig(CommandConfig):
+class CollectConfig(Config):
     """The teacher, the number of conversations, and the output."""
+
+    recipe: str = Field(json_schema_extra={"argument": True})
+    """A recipe, of which the task, the episode and the seed are used."""
 
     teacher: TeacherConfig
     output: Path = Path("conversations.parquet")
@@ -54,14 +57,7 @@ class CollectConfig(CommandConfig):
 
 
 @settings_as_options
-def collect(
-    recipe: Annotated[
-        str, typer.Argument(help="A recipe, of which the task, the episode and the seed are used.")
-    ],
-    settings: CollectConfig,
-    overrides: Overrides = None,
-    as_json: Json = False,
-) -> None:
+def collect(settings: CollectConfig, overrides: Overrides = None, as_json: Json = False) -> None:
     """Let a teacher do a task's training problems, and write its conversations for fine-tuning.
 
     Called again, the command goes on where it was stopped.
@@ -76,7 +72,7 @@ def collect(
     from selfverify.experiments.recipe import load_recipe
     from selfverify.experiments.teaching import collect as run
 
-    loaded = load_recipe(recipe, overrides or [])
+    loaded = load_recipe(settings.recipe, overrides or [])
     with bar("problems", hidden=as_json) as progress:
         amount = (settings.problems, settings.samples)
         done = run(loaded, settings.teacher, settings.output, *amount, settings.keep, progress)
@@ -85,8 +81,11 @@ def collect(
     print_outcome(done, as_json, f"{held}; {done.written} written: {settings.output}", lost)
 
 
-class ReanswerConfig(CommandConfig):
+class ReanswerConfig(Config):
     """The model that answers, the number of turns, and the output."""
+
+    source: Path = Field(json_schema_extra={"argument": True})
+    """A file or folder of conversations."""
 
     teacher: TeacherConfig
     output: Path = Path("reanswered.parquet")
@@ -100,11 +99,7 @@ class ReanswerConfig(CommandConfig):
 
 
 @settings_as_options
-def reanswer(
-    source: Annotated[Path, typer.Argument(help="A file or folder of conversations.")],
-    settings: ReanswerConfig,
-    as_json: Json = False,
-) -> None:
+def reanswer(settings: ReanswerConfig, as_json: Json = False) -> None:
     """Ask a teacher anew for each turn of existing conversations, and write its answers for fine-tuning.
 
     Called again, the command goes on where it was stopped.
@@ -118,7 +113,7 @@ def reanswer(
 
     with bar("turns", hidden=as_json) as progress:
         amount = settings.output, settings.sample, settings.seed
-        written, lost, reason = run(source, settings.teacher, *amount, progress)
+        written, lost, reason = run(settings.source, settings.teacher, *amount, progress)
     done = {"written": written, "lost": lost, "reason": reason}
     without = f"{lost} turns have no answer; the first one: {reason}" if lost else ""
     print_outcome(done, as_json, f"{written} turns: {settings.output}", without)

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal
 
 import typer
 from pydantic import Field
 
 from selfverify.cli.options import Json, Overrides, bar, print_json, print_outcome, settings_as_options
-from selfverify.core.config import CommandConfig
+from selfverify.core.config import Config
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.command_config import CheckConfig
+
+if TYPE_CHECKING:
+    from selfverify.experiments.visual_sets import Target
 
 app = typer.Typer(no_args_is_help=True, help="Check data files, and filter them.")
 
 
 @app.command()
 @settings_as_options
-def check(
-    path: Annotated[Path, typer.Argument(help="A data file, a folder of them, or the hub's OWNER/NAME.")],
-    settings: CheckConfig,
-    as_json: Json = False,
-) -> None:
+def check(settings: CheckConfig, as_json: Json = False) -> None:
     """Read a data file once, images included, and say what is in it and what is broken.
 
     The exit status is 1 if anything is broken.
@@ -40,8 +39,7 @@ def check(
     from selfverify.data.rows import open_rows
     from selfverify.experiments.data_check import check_rows, summary
 
-    where = settings.model_dump(exclude={"model", "max_pixels", "samples"})
-    rows = open_rows(path, **where, note_bad=False)
+    rows = open_rows(**settings.model_dump(exclude={"model", "max_pixels", "samples"}), note_bad=False)
     model = PolicyConfig(path=settings.model, device="cpu", max_pixels=settings.max_pixels)
     checked = check_rows(rows, model, samples=settings.samples)
     if as_json:
@@ -53,8 +51,11 @@ def check(
         raise typer.Exit(1)
 
 
-class FilterConfig(CommandConfig):
+class FilterConfig(Config):
     """The problems that are filtered, and the number of samples."""
+
+    recipe: str = Field(json_schema_extra={"argument": True})
+    """A recipe, of which the task, the policy, the method and the sampling are used."""
 
     output: Path = Path("kept.jsonl")
     """The file for the verdicts."""
@@ -68,15 +69,7 @@ class FilterConfig(CommandConfig):
 
 @app.command(name="filter")
 @settings_as_options
-def filter_(
-    recipe: Annotated[
-        str,
-        typer.Argument(help="A recipe, of which the task, the policy, the method and the sampling are used."),
-    ],
-    settings: FilterConfig,
-    overrides: Overrides = None,
-    as_json: Json = False,
-) -> None:
+def filter_(settings: FilterConfig, overrides: Overrides = None, as_json: Json = False) -> None:
     """Sample answers to every training problem, and drop problems that are always or never solved.
 
     Such a problem teaches the policy nothing. With a two-turn method, a problem is dropped if its answers are
@@ -96,7 +89,7 @@ def filter_(
     from selfverify.experiments.data_filter import Filter, summary
     from selfverify.experiments.recipe import load_recipe
 
-    loaded = load_recipe(recipe, overrides or [])
+    loaded = load_recipe(settings.recipe, overrides or [])
     with bar("problems", hidden=as_json) as progress:
         verdicts = Filter.of(loaded, settings.samples).run(settings.output, settings.problems, progress)
     if not ranks.stop():
@@ -109,11 +102,14 @@ def filter_(
     typer.echo(f"verdicts: {settings.output}; train on what is kept with learner.keep={settings.output}")
 
 
-LooksFormat = Literal["llama-factory", "ms-swift", "trl"]
-
-
-class ExportConfig(CommandConfig):
+class ExportConfig(Config):
     """The conversations that are exported, their form, and the output."""
+
+    source: Path = Field(json_schema_extra={"argument": True})
+    """The folder of a run, of an evaluation or of `visual sets`, or a `samples.jsonl`."""
+
+    output: Path
+    """The folder for the trajectories and their images; of verl's form the file."""
 
     format: Literal["atif", "verl", "llama-factory", "ms-swift", "trl"] = "atif"
     """The form of the files: the Agent Trajectory Interchange Format (1.8), a file each; verl's `messages`
@@ -137,19 +133,7 @@ class ExportConfig(CommandConfig):
 
 
 @settings_as_options
-def export(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            help="The folder of a run, of an evaluation or of `visual sets`, or a `samples.jsonl`."
-        ),
-    ],
-    output: Annotated[
-        Path, typer.Option(help="The folder for the trajectories and their images; of verl's form the file.")
-    ],
-    settings: ExportConfig,
-    as_json: Json = False,
-) -> None:
+def export(settings: ExportConfig, as_json: Json = False) -> None:
     """Write stored samples as trajectories that other programs read, with their images as files.
 
     Of a run, the samples of after training are exported.
@@ -167,10 +151,10 @@ def export(
     - `selfverify export looks --format ms-swift --output data/looks`
     """
     if settings.format == "verl":
-        _export_conversations(source, output, settings, as_json)
+        _export_conversations(settings, as_json)
         return
-    if settings.format in get_args(LooksFormat):
-        _export_looks(source, output, settings, as_json)
+    if settings.format != "atif":
+        _export_looks(settings, settings.format, as_json)
         return
     if settings.keep != "all":
         raise ConfigError("--keep goes with --format verl")
@@ -178,33 +162,33 @@ def export(
 
     portion = Portion(settings.problems, settings.limit, tuple(settings.only))
     with bar("trajectories", hidden=as_json) as progress:
-        done = export_atif(source, output, portion, settings.rollouts, progress)
-    text = f"{done.trajectories} trajectories, {done.images} images: {output}"
+        done = export_atif(settings.source, settings.output, portion, settings.rollouts, progress)
+    text = f"{done.trajectories} trajectories, {done.images} images: {settings.output}"
     first = next((f"; {problem}: {reason}" for problem, reason in done.unknown.items()), "")
     without = f"{len(done.unknown)} problems are without their questions{first}" if first else ""
     print_outcome(done, as_json, text, without)
 
 
-def _export_conversations(source: Path, output: Path, settings: ExportConfig, as_json: bool) -> None:
+def _export_conversations(settings: ExportConfig, as_json: bool) -> None:
     """Write one file of conversations for fine-tuning."""
     from selfverify.evaluation.samples import find_store
     from selfverify.experiments.export import export_conversations
 
     if settings.rollouts or settings.only:
         raise ConfigError("--format verl exports stored samples: --rollouts and --only do not go with it")
-    done = export_conversations(find_store(source), output, settings.keep, settings.problems, settings.limit)
+    part, output = (settings.keep, settings.problems, settings.limit), settings.output
+    done = export_conversations(find_store(settings.source), output, *part)
     left = (f"{count} samples are left out: {reason}" for reason, count in done.left_out.items())
     print_outcome(done, as_json, f"{done.conversations} conversations: {output}", "\n".join(left))
 
 
-def _export_looks(source: Path, output: Path, settings: ExportConfig, as_json: bool) -> None:
+def _export_looks(settings: ExportConfig, target: Target, as_json: bool) -> None:
     """Write traces and pairs of looking again for another trainer."""
     from selfverify.experiments.visual_sets import export_looks
 
-    if settings.model_dump(exclude={"format"}) != ExportConfig().model_dump(exclude={"format"}):
-        raise ConfigError(
-            f"--format {settings.format} exports all traces and pairs; other options do not go with it"
-        )
-    traces, pairs, images = export_looks(source, output, cast(LooksFormat, settings.format))
+    if settings.model_dump(exclude={"format", "source", "output"}, exclude_defaults=True):
+        raise ConfigError(f"--format {target} exports all traces and pairs; other options do not go with it")
+    output = settings.output
+    traces, pairs, images = export_looks(settings.source, output, target)
     done = {"traces": traces, "pairs": pairs, "images": images}
     print_outcome(done, as_json, f"{traces} traces, {pairs} pairs, {images} images: {output}")

@@ -19,13 +19,13 @@ from selfverify.cli.options import (
     resolve_target,
     settings_as_options,
 )
-from selfverify.core.config import CommandConfig
+from selfverify.core.config import Config
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import make_folder
 from selfverify.selection.calibration import Fusion
 
 
-class CalibrationConfig(CommandConfig):
+class CalibrationConfig(Config):
     """The samples of a calibration, and the way of fitting."""
 
     calibrate: bool = False
@@ -51,8 +51,12 @@ class CalibrationConfig(CommandConfig):
     are set aside."""
 
 
-class EvaluateConfig(CommandConfig):
+class EvaluateConfig(Config):
     """Which model is measured, by what, and where the figures go."""
+
+    target: str = Field(json_schema_extra={"argument": "RECIPE_OR_MODEL"})
+    """A recipe, a run's folder, a saved model's folder, or URL#MODEL behind a server; with --calibrate a
+    `samples.jsonl` or its folder."""
 
     model: str | None = None
     """The model to measure instead of the recipe's."""
@@ -71,19 +75,7 @@ class EvaluateConfig(CommandConfig):
 
 
 @settings_as_options
-def evaluate(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE_OR_MODEL",
-            help="A recipe, a run's folder, a saved model's folder, or URL#MODEL behind a server; with "
-            "--calibrate a `samples.jsonl` or its folder.",
-        ),
-    ],
-    settings: EvaluateConfig,
-    overrides: Overrides = None,
-    as_json: Json = False,
-) -> None:
+def evaluate(settings: EvaluateConfig, overrides: Overrides = None, as_json: Json = False) -> None:
     """Measure a model: accuracy, majority vote, best-of-N by its own scores, quality of the scores.
 
     Given a run's folder, it measures the trained model: the best checkpoint, else the last state. Given a
@@ -110,11 +102,11 @@ def evaluate(
     - `selfverify eval --calibrate validation.jsonl --test test.jsonl --output calibration.json`
     """
     if settings.fitted.calibrate:
-        _calibrate(Path(target), settings, as_json)
+        _calibrate(Path(settings.target), settings, as_json)
         return
     from selfverify.experiments.recipe import load_recipe, refuse_hidden
 
-    source, found = resolve_target(target, settings.recipe)
+    source, found = resolve_target(settings.target, settings.recipe)
     loaded, model = load_recipe(source, overrides or []), settings.model or found
     refuse_hidden(loaded, overrides or [])
     from selfverify.core import ranks

@@ -71,7 +71,8 @@ def _list(kind: Literal["task", "method"], name: str | None) -> None:
     options = []
     for key, field in chosen.config_class.model_fields.items():
         default = "(required)" if field.is_required() else field.get_default(call_default_factory=True)
-        options.append((f"{kind}.{key}", str(default), field.description or ""))
+        said = " ".join((field.description or "").split())
+        options.append((f"{kind}.{key}", str(default), said))
     print_table(("option", "default", "meaning"), options, f"{name}: {chosen.summary}")
 
 

@@ -4,7 +4,8 @@ A model's field is declared once, with its description, its default and its boun
 ``max_tokens`` is ``--max-tokens``, ``n`` is ``-n``, a bool is a flag, and a list is an option that may be
 repeated. A field of a nested model is an option, too, so that names must be unique within the whole model; a
 field with ``json_schema_extra={"option": "stop_looking"}`` is ``--stop-looking``, also where its own name
-differs. A field with ``json_schema_extra={"argument": True}`` is an argument instead.
+differs. A field with ``json_schema_extra={"argument": True}`` is an argument instead; with a text in place of
+True the help calls it so.
 
 A model takes settings files if it has a field with ``json_schema_extra={"settings_file": True}``, which
 becomes the option that names one:
@@ -215,8 +216,8 @@ def _parameter(
     default = inspect.Parameter.empty if required else field.get_default(call_default_factory=True)
     if get_origin(kind) is list:
         kind, default = kind | None, default or None
-    if _extra(field, "argument"):
-        declared: Any = typer.Argument(help=said)
+    if argument := _extra(field, "argument"):
+        declared: Any = typer.Argument(help=said, metavar=argument if isinstance(argument, str) else None)
     else:
         least = next((bound.ge for bound in field.metadata if isinstance(bound, Ge)), None)
         most = next((bound.le for bound in field.metadata if isinstance(bound, Le)), None)

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 from pydantic import Field
 
 from selfverify.cli.options import Overrides, RecipeName, saved_model, say, settings_as_options
-from selfverify.core.config import CommandConfig, Seed
+from selfverify.core.config import Config, Seed
 from selfverify.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from selfverify.experiments.recipe import Recipe
 
 
-class QuickstartConfig(CommandConfig):
+class QuickstartConfig(Config):
     """How the quickstart is run."""
 
     paper: Literal["adpo", "adapo", "smartsnap", "vts-v"] = Field(
-        "adpo",
-        description="What is shown: scores that come to mean something (`adpo`), second turns that correct "
-        "(`adapo`), an agent that proves its work (`smartsnap`), a verifier that ends looking (`vts-v`).",
-        json_schema_extra={"argument": True},
+        "adpo", json_schema_extra={"argument": True}
     )
+    """What is shown: scores that come to mean something (`adpo`), second turns that correct (`adapo`), an
+    agent that proves its work (`smartsnap`), a verifier that ends looking (`vts-v`)."""
 
     fast: bool = False
     """Train for a minute only, to see that everything runs."""
@@ -60,7 +59,7 @@ def quickstart(settings: QuickstartConfig) -> None:
     typer.echo(f"report: {report}")
 
 
-class TrainConfig(CommandConfig):
+class TrainConfig(Config):
     """The handling of files that the output folder holds, and whether to train at all."""
 
     resume: bool = False
@@ -182,7 +181,7 @@ def train(recipe: RecipeName, settings: TrainConfig, overrides: Overrides = None
 
         start(loaded, settings.resume)
     from selfverify.core import ranks
-    from selfverify.core.events import EVENTS_FILE, read_events, story
+    from selfverify.core.events import EVENTS_FILE, read_events
     from selfverify.experiments.run import start_processes
     from selfverify.experiments.run import train as run_train
     from selfverify.trainer.logging import TrainingProgress
@@ -212,22 +211,25 @@ def train(recipe: RecipeName, settings: TrainConfig, overrides: Overrides = None
                 replay=settings.replay,
             )
     if ranks.stop():
+        from selfverify.reports.run_data import story
+
         if happened := story(read_events(run / EVENTS_FILE)):
             say("\n  ".join(["what happened:", *happened]))
         typer.echo(f"run: {run}")
 
 
-def merge(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN_OR_MODEL",
-            help="The folder of a run that trained an adapter (`policy.lora`), the adapter's folder, or a "
-            "GGUF file.",
-        ),
-    ],
-    output: Annotated[Path, typer.Argument(help="A new folder for the whole model.")],
-) -> None:
+class MergeConfig(Config):
+    """The adapter, and the folder for the whole model."""
+
+    target: str = Field(json_schema_extra={"argument": "RUN_OR_MODEL"})
+    """The folder of a run that trained an adapter (`policy.lora`), the adapter's folder, or a GGUF file."""
+
+    output: Path = Field(json_schema_extra={"argument": True})
+    """A new folder for the whole model."""
+
+
+@settings_as_options
+def merge(settings: MergeConfig) -> None:
     """Join an adapter (LoRA) and its base model to one whole model, for servers and other libraries.
 
     A GGUF file, which has no adapter, is unpacked.
@@ -243,15 +245,15 @@ def merge(
     from selfverify.policy.adapters import base_of
     from selfverify.policy.loading import packed_file
 
+    target, output = settings.target, settings.output
     if output.is_file() or (output.exists() and any(output.iterdir())):
         raise ConfigError(f"{output} is a file, or not empty; choose another folder")
     packed = packed_file(target) is not None and base_of(target) is None
     source = target if packed else saved_model(target)
     trained = (Path(target).expanduser() / RECIPE_FILE).is_file()
-    settings = load_recipe(target, []).policy if trained else PolicyConfig(dtype="auto")
+    config = load_recipe(target, []).policy if trained else PolicyConfig(dtype="auto")
     from selfverify.policy.policy import Policy
 
-    settings = settings.for_model(source).model_copy(update={"device": "cpu"})
-    policy = Policy.load(settings)
+    policy = Policy.load(config.for_model(source).model_copy(update={"device": "cpu"}))
     (policy if packed else policy.merged()).save(output)
     typer.echo(f"model: {output}")

@@ -1,13 +1,12 @@
 """The commands about looking again: `selfverify visual ...`. Without one, it lists the tools.
 
-`collect`, `branch`, `judge`, `sets` and `leaks` make data, `page` shows conversations, `serve` serves the
-tools, and `calibrate` and `compare` say when a verifier ends looking.
+`collect`, `branch`, `judge`, `sets` and `leaks` make data, `serve` serves the tools, and `calibrate` and
+`compare` say when a verifier ends looking.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,49 +26,15 @@ from selfverify.cli.options import (
     say,
     settings_as_options,
 )
-from selfverify.core.config import CommandConfig
-from selfverify.core.errors import ConfigError
-from selfverify.experiments.command_config import TeacherConfig
+from selfverify.core.config import Config
+from selfverify.experiments.command_config import ListenerConfig, TeacherConfig
 from selfverify.visual.config import ToolModelsConfig
 
 if TYPE_CHECKING:
     from selfverify.visual.stopping import Target as StopTarget
 
 
-def page(
-    folder: Annotated[Path, typer.Argument(help="The folder in which `visual collect` keeps conversations.")],
-    output: Annotated[Path, typer.Option(help="The HTML file that is written.")] = Path("looks.html"),
-    trace: Annotated[
-        list[str] | None,
-        typer.Option(help="The id of a conversation to show, or of its problem; repeat the option."),
-    ] = None,
-    most: Annotated[int, typer.Option(min=1, help="The most conversations on the page.")] = 12,
-) -> None:
-    """Show conversations in which a model has looked again as one HTML page, step by step.
-
-    Every step has the image that was looked at, with the place in it, what the tool made of it, and the
-    verifier's Δr where one has listened. `selfverify report` shows those of an evaluation.
-
-    Example: `selfverify visual page looks --output looks.html`
-    """
-    from selfverify.evaluation.samples import IMAGES
-    from selfverify.experiments.visual_data import all_traces
-    from selfverify.reports.report import write_look_page
-
-    wanted = set(trace or ())
-    found = (one for one in all_traces(folder) if not wanted or wanted & {one.id, one.problem})
-    shown = [*islice(found, most)]
-    if not shown:
-        if not wanted:
-            raise ConfigError(f"{folder} has no conversation; `selfverify visual collect` holds some")
-        missing = ", ".join(sorted(wanted))
-        raise ConfigError(f"{folder} has no conversation {missing}; take ids of sft.jsonl for --trace")
-    about = f"From {folder.name}: {len(shown)} conversation{'s' if len(shown) > 1 else ''}."
-    path = write_look_page(shown, about, folder / IMAGES, output, sum(1 for _ in found))
-    typer.echo(f"{len(shown)} conversations: {path}")
-
-
-class ToolServerConfig(CommandConfig):
+class ToolServerConfig(Config):
     """Which visual tools are served, where, and to whom."""
 
     models: ToolModelsConfig
@@ -128,31 +93,6 @@ Target = Annotated[
 ]
 WIDEST = 40
 """Characters of a histogram's longest bar."""
-
-
-class ListenerConfig(CommandConfig):
-    """The policy that looks, and the verifier that listens."""
-
-    verifier: str
-    """The verifier's folder: a model with an adapter, or with --verifier-base any model."""
-
-    verifier_base: str | None = None
-    """The model that the verifier was trained from; by default the model below its adapter."""
-
-    model: str | None = None
-    """The model that looks, instead of the recipe's."""
-
-    recipe: str | None = None
-    """The recipe with the task and the evaluation's settings. A model in a run's folder needs none."""
-
-    tool: list[str] = []
-    """For a task that does not look by itself: a tool; repeat the option. By default all that are there."""
-
-    max_steps: int | None = Field(None, ge=1, le=100)
-    """For such a task: the most steps."""
-
-    output: Path | None = None
-    """The folder in which the conversations are kept; by default `looking` in the run's."""
 
 
 class StopTargetConfig(ListenerConfig):
@@ -299,15 +239,7 @@ def _looks(target: str, settings: ListenerConfig, overrides: list[str] | None) -
     source, found = resolve_target(target, settings.recipe)
     recipe = load_recipe(source, overrides or [])
     refuse_hidden(recipe, overrides or [])
-    return CappedLooks(
-        recipe,
-        settings.model or found,
-        settings.verifier,
-        settings.verifier_base,
-        settings.output,
-        tuple(settings.tool),
-        settings.max_steps,
-    )
+    return CappedLooks(recipe, settings.model_copy(update={"model": settings.model or found}))
 
 
 def _with_error(mean: float, error: float) -> str:
@@ -346,7 +278,7 @@ def list_tools(ctx: typer.Context, models: ToolModelsConfig) -> None:
     print_table(("tool", "available here", "what it does"), rows)
 
 
-class CollectLooksConfig(CommandConfig):
+class CollectLooksConfig(Config):
     """The model that looks, how often, and with which examples."""
 
     teacher: TeacherConfig
@@ -390,7 +322,7 @@ def collect(
     _tell_collected(done, settings.output, as_json)
 
 
-class BranchConfig(CommandConfig):
+class BranchConfig(Config):
     """The model that goes on, and how."""
 
     teacher: TeacherConfig
@@ -458,7 +390,7 @@ def judge(
     print_outcome(done, as_json, f"{judged}; rules settle {done.by_rules}", unasked)
 
 
-class SetsConfig(CommandConfig):
+class SetsConfig(Config):
     """The demands on traces, and the way they are paired."""
 
     pairs: Literal["wrong", "wrong+wasteful"] = "wrong"
@@ -564,7 +496,6 @@ def leaks(
         raise typer.Exit(1)
 
 
-app.command()(page)
 app.command()(serve)
 app.command()(calibrate)
 app.command()(compare)

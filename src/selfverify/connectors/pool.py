@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 
 from pydantic import Field
 
-from selfverify.core.config import CommandConfig, Config
+from selfverify.core.config import Config
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
@@ -138,7 +138,7 @@ KEYS_VARIABLE = "SELFVERIFY_ENVIRONMENT_KEYS"
 """Environment variable with the keys of those who may ask, apart by commas."""
 
 
-class EnvironmentServerConfig(CommandConfig):
+class EnvironmentServerConfig(Config):
     """Which environments are served, where, and to whom."""
 
     environments: list[str] = Field(

@@ -1,8 +1,8 @@
 """The base of all settings, and the settings of sampling, limits, evaluations and stopping.
 
-`Config` is the base of all settings: those of recipes, and those that become options of commands
-(`CommandConfig`). They name servers by their addresses (`checked_address`), and tasks, recipes, policies and
-sources that installed distributions bring along (`distributions`). Of a recipe's blocks these stand here:
+`Config` is the base of all settings: those of recipes, and those that become options of commands. They name
+servers by their addresses (`checked_address`), and tasks, recipes, policies and sources that installed
+distributions bring along (`distributions`). Of a recipe's blocks these stand here:
 
 - `SamplingConfig`: how trajectories are drawn in training, and by which engine (`VLLMConfig`)
 - `RolloutLimits`, `EpisodeConfig`: how long conversations may get, in turns, tokens and time
@@ -27,15 +27,12 @@ from selfverify.core.errors import ConfigError
 
 
 class Config(BaseModel):
-    """A pydantic model that forbids unknown keys, does not change, and whose numbers are finite."""
+    """A pydantic model that forbids unknown keys, does not change, and whose numbers are finite.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    The text below a field describes it to people: in help, in `selfverify methods` and in the reference.
+    """
 
-
-class CommandConfig(Config):
-    """Settings of a command. The text below a field describes it to people."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -155,44 +152,44 @@ def how_to_get(name: str) -> str:
 class VLLMConfig(Config):
     """A server that `vllm serve` started, which samples in training through TRL's `VLLMGeneration`."""
 
-    server_base_url: str = Field(
-        pattern=r"^https?://", description="The server's address, such as `http://10.0.0.2:8000`."
-    )
-    server_timeout_s: float = Field(240.0, gt=0.0, description="The seconds to wait for it to start.")
-    group_port: int = Field(51216, ge=1, le=65535, description="The port over which new weights are sent.")
-    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
-        None,
-        description="The precision in which vLLM computes; null is that of the policy's weights. Another one "
-        "is faster where it is lower, and its samples have other probabilities than the policy's.",
-    )
+    server_base_url: str = Field(pattern=r"^https?://")
+    """The server's address, such as `http://10.0.0.2:8000`."""
+
+    server_timeout_s: float = Field(240.0, gt=0.0)
+    """The seconds to wait for it to start."""
+
+    group_port: int = Field(51216, ge=1, le=65535)
+    """The port over which new weights are sent."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """The precision in which vLLM computes; null is that of the policy's weights. Another one is faster where
+    it is lower, and its samples have other probabilities than the policy's."""
 
 
-TopP = Annotated[
-    float,
-    Field(
-        gt=0.0, le=1.0, description="Sample from the likeliest tokens that together hold this probability."
-    ),
-]
+TopP = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class SamplingConfig(Config):
     """How trajectories are sampled during training."""
 
-    group_size: int = Field(8, ge=1, description="The number of trajectories per problem (the papers' G).")
-    temperature: float = Field(1.0, ge=0.0, description="Sampling temperature; 0 is greedy.")
+    group_size: int = Field(8, ge=1)
+    """The number of trajectories per problem (the papers' G)."""
+
+    temperature: float = Field(1.0, ge=0.0)
+    """Sampling temperature; 0 is greedy."""
+
     top_p: TopP = 0.99
-    max_new_tokens: int = Field(
-        48,
-        ge=1,
-        description="The most tokens of a turn; a longer turn is cut off and finishes with `length`.",
-    )
-    engine: Literal["own", "vllm"] = Field(
-        "own",
-        description="The engine that samples: this library (`own`), or vLLM on a server, which is sent the "
-        "policy's weights. "
-        "Evaluations within a training sample with `own`; `eval` and `data filter` with this one.",
-    )
-    vllm: VLLMConfig | None = Field(None, description="Where vLLM is; needed with `engine: vllm` alone.")
+    """Sample from the likeliest tokens that together hold this probability."""
+
+    max_new_tokens: int = Field(48, ge=1)
+    """The most tokens of a turn; a longer turn is cut off and finishes with `length`."""
+
+    engine: Literal["own", "vllm"] = "own"
+    """The engine that samples: this library (`own`), or vLLM on a server, which is sent the policy's weights.
+    Evaluations within a training sample with `own`; `eval` and `data filter` with this one."""
+
+    vllm: VLLMConfig | None = None
+    """Where vLLM is; needed with `engine: vllm` alone."""
 
     @model_validator(mode="after")
     def _check(self) -> SamplingConfig:
@@ -211,29 +208,32 @@ class SamplingConfig(Config):
 class EngineConfig(Config):
     """Another trainer that runs the recipe, such as for full fine-tuning of models of 7B and more."""
 
-    name: Literal["verl"] = Field("verl", description="verl >= 0.9.1, < 0.10, in an environment of its own.")
-    mode: Literal["sync", "colocate", "async"] = Field(
-        "sync",
-        description="Sample and learn in turn; sample the next batch ahead on the same GPUs; or sample on "
-        "GPUs of their own.",
-    )
-    nodes: int = Field(1, ge=1, description="Machines.")
-    gpus_per_node: int = Field(8, ge=1, description="GPUs of each.")
-    prompt_tokens: int = Field(2048, ge=1, description="The longest prompt, images included.")
-    response_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="The longest conversation behind its prompt, what environments show included; null is "
-        "`episode.tokens`, or `sampling.max_new_tokens` where the model speaks once.",
-    )
-    shared_prefix: bool = Field(
-        False,
-        description="Forward a prompt once for all its answers, as our own trainer does, in place of "
-        "flash-attn's rows without padding (`use_remove_padding`).",
-    )
-    options: dict[str, Any] = Field(
-        {}, description="The engine's own keys with dots, passed as they are; they count last."
-    )
+    name: Literal["verl"] = "verl"
+    """verl >= 0.9.1, < 0.10, in an environment of its own."""
+
+    mode: Literal["sync", "colocate", "async"] = "sync"
+    """Sample and learn in turn; sample the next batch ahead on the same GPUs; or sample on GPUs of their
+    own."""
+
+    nodes: int = Field(1, ge=1)
+    """Machines."""
+
+    gpus_per_node: int = Field(8, ge=1)
+    """GPUs of each."""
+
+    prompt_tokens: int = Field(2048, ge=1)
+    """The longest prompt, images included."""
+
+    response_tokens: int | None = Field(None, ge=1)
+    """The longest conversation behind its prompt, what environments show included; null is `episode.tokens`, or
+    `sampling.max_new_tokens` where the model speaks once."""
+
+    shared_prefix: bool = False
+    """Forward a prompt once for all its answers, as our own trainer does, in place of flash-attn's rows
+    without padding (`use_remove_padding`)."""
+
+    options: dict[str, Any] = {}
+    """The engine's own keys with dots, passed as they are; they count last."""
 
 
 class RolloutLimits(Config):
@@ -270,25 +270,26 @@ class RolloutLimits(Config):
 class EpisodeConfig(Config):
     """A recipe's changes to the limits of its task's conversations; null leaves a limit as it is."""
 
-    turns: int | None = Field(None, ge=1, description="How often the policy speaks at most.")
-    tokens: int | None = Field(
-        None, ge=1, description="Tokens of a conversation, its prompt included, after which it ends."
-    )
-    step_threads: int | None = Field(
-        None,
-        ge=0,
-        description="Threads on which episodes reply; 0 is none, and no reply has a deadline then.",
-    )
-    step_timeout_s: float | None = Field(None, gt=0, description="Seconds that a reply may take on a thread.")
-    rollout_timeout_s: float | None = Field(
-        None, gt=0, description="Seconds after which a rollout asks for no more replies."
-    )
-    concurrent: int | None = Field(
-        None, ge=1, description="Conversations that a process holds at the same time."
-    )
-    hung_threads: int | None = Field(
-        None, ge=1, description="Threads of a process that may hang in replies before a run ends."
-    )
+    turns: int | None = Field(None, ge=1)
+    """How often the policy speaks at most."""
+
+    tokens: int | None = Field(None, ge=1)
+    """Tokens of a conversation, its prompt included, after which it ends."""
+
+    step_threads: int | None = Field(None, ge=0)
+    """Threads on which episodes reply; 0 is none, and no reply has a deadline then."""
+
+    step_timeout_s: float | None = Field(None, gt=0)
+    """Seconds that a reply may take on a thread."""
+
+    rollout_timeout_s: float | None = Field(None, gt=0)
+    """Seconds after which a rollout asks for no more replies."""
+
+    concurrent: int | None = Field(None, ge=1)
+    """Conversations that a process holds at the same time."""
+
+    hung_threads: int | None = Field(None, ge=1)
+    """Threads of a process that may hang in replies before a run ends."""
 
     def changed(self, limits: RolloutLimits) -> RolloutLimits:
         """``limits`` with what is set here in place of theirs."""
@@ -298,108 +299,99 @@ class EpisodeConfig(Config):
 class EvaluationConfig(Config):
     """The settings of an evaluation."""
 
-    problems: int | None = Field(
-        512,
-        ge=1,
-        description="The number of problems to evaluate: the first ones of the split, fewer where a data "
-        "file has fewer. null means all of a data file.",
-    )
-    samples: int = Field(
-        8, ge=1, description="The number of trajectories per problem: the N of best-of-N and majority@N."
-    )
-    temperature: float = Field(1.0, ge=0.0, description="Sampling temperature; 0 is greedy.")
+    problems: int | None = Field(512, ge=1)
+    """The number of problems to evaluate: the first ones of the split, fewer where a data file has fewer.
+    null means all of a data file."""
+
+    samples: int = Field(8, ge=1)
+    """The number of trajectories per problem: the N of best-of-N and majority@N."""
+
+    temperature: float = Field(1.0, ge=0.0)
+    """Sampling temperature; 0 is greedy."""
+
     top_p: TopP = 1.0
-    split: Literal["validation", "test"] = Field("test", description="The split of held-out problems to use.")
-    batch_problems: int = Field(
-        64,
-        ge=1,
-        description="The number of problems sampled at once. Memory depends on it, and what is sampled "
-        "only by the rounding of sums.",
-    )
-    on_bad: Literal["refuse", "skip"] = Field(
-        "refuse",
-        description="Stop at a problem that cannot be made or encoded (its image is damaged), or leave it "
-        "out, named and counted.",
-    )
-    extractor: str | None = Field(
-        None,
-        min_length=1,
-        description="The path of a model that looks for the answer in responses which the task's rules "
-        "cannot read, or `self` for the evaluated model. null means the rules alone. Stored samples say "
-        "who read them.",
-    )
-    score: Literal["soft", "greedy", "sampled"] = Field(
-        "soft",
-        description="How all figures read the model's own score: its expectation, the likeliest one, or the "
-        "one that was written, as in the paper. All three are stored, so that the figures can be had again.",
-    )
-    second_turn: str | None = Field(
-        None,
-        min_length=1,
-        description="The request that the model gets in a second turn, after its answer; then the second "
-        "answer counts. null means one turn.",
-    )
-    retries: int = Field(
-        2,
-        ge=0,
-        description="How often a conversation is held again whose episode failed, as where an environment "
-        "was lost. One that is lost every time counts as wrong; `conversations.lost` is their share.",
-    )
-    seed: Seed = Field(
-        1000, description="The seed of the evaluation's sampling; the recipe's own seed does not affect it."
-    )
+    """Sample from the likeliest tokens that together hold this probability."""
+
+    split: Literal["validation", "test"] = "test"
+    """The split of held-out problems to use."""
+
+    batch_problems: int = Field(64, ge=1)
+    """The number of problems sampled at once. Memory depends on it, and what is sampled only by the rounding
+    of sums."""
+
+    on_bad: Literal["refuse", "skip"] = "refuse"
+    """Stop at a problem that cannot be made or encoded (its image is damaged), or leave it out, named and
+    counted."""
+
+    extractor: str | None = Field(None, min_length=1)
+    """The path of a model that looks for the answer in responses which the task's rules cannot read, or
+    `self` for the evaluated model. null means the rules alone. Stored samples say who read them."""
+
+    score: Literal["soft", "greedy", "sampled"] = "soft"
+    """How all figures read the model's own score: its expectation, the likeliest one, or the one that was
+    written, as in the paper. All three are stored, so that the figures can be had again."""
+
+    second_turn: str | None = Field(None, min_length=1)
+    """The request that the model gets in a second turn, after its answer; then the second answer counts. null
+    means one turn."""
+
+    retries: int = Field(2, ge=0)
+    """How often a conversation is held again whose episode failed, as where an environment was lost. One that
+    is lost every time counts as wrong; `conversations.lost` is their share."""
+
+    seed: Seed = 1000
+    """The seed of the evaluation's sampling; the recipe's own seed does not affect it."""
 
 
 class StoppingConfig(Config):
     """A verifier of when to stop, made from the policy's own conversations about the recipe's task."""
 
-    problems: int = Field(1000, ge=1, description="Training problems about which the policy looks.")
-    samples: int = Field(4, ge=1, description="Conversations about each, of which pairs are made.")
-    temperature: float = Field(1.0, gt=0, description="Of these conversations.")
-    teacher: str | None = Field(
-        None, description="`URL#MODEL`: who looks in place of the recipe's own policy, and goes on wrongly."
-    )
-    shots: str | None = Field(
-        None,
-        description="Examples, of which two are put before each question in words: a file of traces, or "
-        "`builtin`, those of the package.",
-    )
-    judge: str | None = Field(
-        None,
-        description="`URL#MODEL`: who says whether answers in free words are right, on both sides of pairs; "
-        "rules say it of numbers, choices and single words. Null: wrong ones in free words make no pair.",
-    )
-    votes: int = Field(1, ge=1, description="Votes of the judge on each answer; more than half decide.")
-    branched: int = Field(
-        0, ge=0, description="Conversations that go on in earnest from the middle of each right one."
-    )
-    induced: int = Field(
-        0, ge=0, description="Those that are asked to go on wrongly from there (VTS-V §4.2)."
-    )
-    hurried: int = Field(
-        1,
-        ge=0,
-        description="Answers that are asked for in the middle of each right conversation: most are wrong "
-        "before enough was seen, and right with fewer looks behind that.",
-    )
-    pairs: Literal["wrong", "wrong+wasteful"] = Field(
-        "wrong+wasteful",
-        description="`wrong`: right against wrong conversations. `wrong+wasteful`: also two right ones, of "
-        "which the one with fewer looks is preferred.",
-    )
-    rule: Literal["absolute", "signed"] = Field(
-        "signed", description="Where the verifier ends looking: Δr < ε, or |Δr| < ε (`absolute`)."
-    )
-    steps: float | None = Field(
-        None, ge=1, description="The mean number of steps on validation problems that ε may not exceed."
-    )
-    within: float = Field(
-        0.01,
-        ge=0,
-        le=1,
-        description="Without `steps`: how far below the best accuracy of all ε on validation problems it may "
-        "be, with the fewest steps.",
-    )
+    problems: int = Field(1000, ge=1)
+    """Training problems about which the policy looks."""
+
+    samples: int = Field(4, ge=1)
+    """Conversations about each, of which pairs are made."""
+
+    temperature: float = Field(1.0, gt=0)
+    """Of these conversations."""
+
+    teacher: str | None = None
+    """`URL#MODEL`: who looks in place of the recipe's own policy, and goes on wrongly."""
+
+    shots: str | None = None
+    """Examples, of which two are put before each question in words: a file of traces, or `builtin`, those of
+    the package."""
+
+    judge: str | None = None
+    """`URL#MODEL`: who says whether answers in free words are right, on both sides of pairs; rules say it of
+    numbers, choices and single words. Null: wrong ones in free words make no pair."""
+
+    votes: int = Field(1, ge=1)
+    """Votes of the judge on each answer; more than half decide."""
+
+    branched: int = Field(0, ge=0)
+    """Conversations that go on in earnest from the middle of each right one."""
+
+    induced: int = Field(0, ge=0)
+    """Those that are asked to go on wrongly from there (VTS-V §4.2)."""
+
+    hurried: int = Field(1, ge=0)
+    """Answers that are asked for in the middle of each right conversation: most are wrong before enough was
+    seen, and right with fewer looks behind that."""
+
+    pairs: Literal["wrong", "wrong+wasteful"] = "wrong+wasteful"
+    """`wrong`: right against wrong conversations. `wrong+wasteful`: also two right ones, of which the one
+    with fewer looks is preferred."""
+
+    rule: Literal["absolute", "signed"] = "signed"
+    """Where the verifier ends looking: Δr < ε, or |Δr| < ε (`absolute`)."""
+
+    steps: float | None = Field(None, ge=1)
+    """The mean number of steps on validation problems that ε may not exceed."""
+
+    within: float = Field(0.01, ge=0, le=1)
+    """Without `steps`: how far below the best accuracy of all ε on validation problems it may be, with the
+    fewest steps."""
 
     @model_validator(mode="after")
     def _servers(self) -> StoppingConfig:

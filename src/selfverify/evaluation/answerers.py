@@ -18,11 +18,11 @@ from selfverify.core.policy_config import PolicyConfig, is_served
 from selfverify.core.problem import Problem
 from selfverify.core.tags import SCORE_TAG
 from selfverify.evaluation.extraction import SELF, Extractor, make_extractor
-from selfverify.evaluation.samples import ResumableBatches, note_time
+from selfverify.evaluation.samples import ResumableBatches
 from selfverify.policy.loading import Loaded, load_structure
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.policy_sampler import PolicySampler
-from selfverify.rollouts.rollout import OpenEpisode, Rollout, opening, rollout
+from selfverify.rollouts.rollout import OpenEpisode, Rollout, rollout
 from selfverify.rollouts.score_reading import read_rollout_scores
 from selfverify.tasks.base import Task
 
@@ -42,18 +42,19 @@ class AskedProblems:
         problems: The problems by index.
         seeds: Their seeds by index.
         sampling: Group size, temperature; ``max_new_tokens`` is each turn's limit.
-        second_turn: A request to re-examine every answer; None for the task's own conversations.
-        retries: How often a lost conversation is held again at most.
-        store: Beside which it is noted how long conversations took; None notes nothing.
-        scores: Whether a server is asked for the probabilities of scores, too.
+        begin: Begins each conversation.
+        limits: How long they may get; None is as the task says.
+        store: Beside which images of conversations are written; None writes none.
+        scores: Whether the scores behind answers are read in all ways, of a server by the probabilities of
+            tokens.
     """
 
     task: Task
     problems: Mapping[int, Problem]
     seeds: Mapping[int, int]
     sampling: SamplingConfig
-    second_turn: str | None = None
-    retries: int = 0
+    begin: OpenEpisode
+    limits: RolloutLimits | None
     store: Path | None = None
     scores: bool = True
 
@@ -84,21 +85,17 @@ class PolicyAnswerer:
         return self.policy.whole(work)
 
     def answer(self, asked: AskedProblems, sweep: ResumableBatches[Row], make_rows: MakeRows[Row]) -> None:
-        """Answer a share of a sweep as one batch, and store the rows. All processes have to call this.
-
-        The scores behind answers are read in all ways.
-        """
+        """Answer a share of a sweep as one batch, and store the rows. All processes have to call this."""
 
         def answered() -> list[Row]:
             if not asked.problems:
                 return []
             problems, seeds = [*asked.problems.values()], [asked.seeds[index] for index in asked.problems]
-            begin, limits = opening(asked.task, asked.second_turn, asked.retries)
             sampler, size = PolicySampler(self.policy, asked.sampling), asked.sampling.group_size
+            begin, limits = asked.begin, asked.limits
             made = rollout(sampler, asked.task, problems, seeds, size, open_episode=begin, limits=limits)
-            if asked.store is not None and made.seconds and ranks.index() == 0:
-                note_time(asked.store, len(problems) * size, made.seconds)
-            read_rollout_scores(self.policy, made, as_written=True)
+            if asked.scores:
+                read_rollout_scores(self.policy, made, as_written=True)
             return make_rows([*asked.problems], made)
 
         sweep.store(ranks.everywhere(answered))
@@ -164,29 +161,12 @@ class ServerAnswerer:
         """Do some work; there are no weights here."""
         return work()
 
-    def answer(
-        self,
-        asked: AskedProblems,
-        sweep: ResumableBatches[Row],
-        make_rows: MakeRows[Row],
-        begin: OpenEpisode | None = None,
-        limits: RolloutLimits | None = None,
-    ) -> None:
-        """Answer a share of a sweep, and store the rows. Problems that have a row are not asked again.
-
-        Args:
-            asked: The questions.
-            sweep: Gets the rows.
-            make_rows: Makes them.
-            begin: Begins each conversation, in place of what ``asked`` says.
-            limits: As of ``begin``.
-        """
+    def answer(self, asked: AskedProblems, sweep: ResumableBatches[Row], make_rows: MakeRows[Row]) -> None:
+        """Answer a share of a sweep, and store the rows. Problems that have a row are not asked again."""
         from selfverify.rollouts.server_sampler import ServerSampler, stored
 
         left = {index: problem for index, problem in asked.problems.items() if index not in sweep.rows}
         indices = [*left]
-        if begin is None:
-            begin, limits = opening(asked.task, asked.second_turn, asked.retries)
         sampling, tags = asked.sampling, asked.task.tags
         fields = {
             "model": self.served.model,
@@ -204,14 +184,12 @@ class ServerAnswerer:
         )
         problems, seeds, size = [*left.values()], [asked.seeds[i] for i in indices], sampling.group_size
         try:
-            made = rollout(
-                sampler, asked.task, problems, seeds, size, open_episode=begin, limits=limits,
+            rollout(
+                sampler, asked.task, problems, seeds, size, open_episode=asked.begin, limits=asked.limits,
                 on_group=lambda b, group: sweep.store(make_rows([indices[b]], group)),
             )  # fmt: skip
         except ServerError as error:
             raise stored(error) from None
-        if asked.store is not None and made.seconds:
-            note_time(asked.store, len(problems) * size, made.seconds)
 
     @cached_property
     def _like(self) -> Loaded:
@@ -242,3 +220,8 @@ def make_answerer(config: PolicyConfig) -> Policy | ServerAnswerer:
 
 Answerer = PolicyAnswerer | ServerAnswerer
 """Something that answers problems, with a text that tells its answers from those of others."""
+
+
+def as_answerer(policy: Policy | Answerer) -> Answerer:
+    """Return what answers with a policy, or what answers already."""
+    return PolicyAnswerer(policy) if isinstance(policy, Policy) else policy

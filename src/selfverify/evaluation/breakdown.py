@@ -17,13 +17,7 @@ from numpy.typing import NDArray
 from selfverify.core.problem import Problem
 from selfverify.evaluation.metrics import HEADLINE, SampleTable
 from selfverify.evaluation.samples import CORRECT_1, StoredSample
-from selfverify.evaluation.statistics import (
-    Statistic,
-    interval,
-    measure,
-    ratio_statistic,
-    transitions,
-)
+from selfverify.evaluation.statistics import Statistic, interval, measure, ratio_statistic, transitions
 from selfverify.selection.rules import Floats, box_iou
 from selfverify.selection.strategies import STRATEGIES, Strategy, blocks, mixtures
 from selfverify.tasks.base import EVERY, Metric, Task

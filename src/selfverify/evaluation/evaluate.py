@@ -22,7 +22,7 @@ from selfverify.core.images import to_rgb
 from selfverify.core.problem import Problem
 from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import ANSWER, TURN_2, Group
-from selfverify.evaluation.answerers import Answerer, AskedProblems, PolicyAnswerer
+from selfverify.evaluation.answerers import Answerer, AskedProblems, as_answerer
 from selfverify.evaluation.breakdown import breakdown
 from selfverify.evaluation.calibrate import with_fused
 from selfverify.evaluation.extraction import Extractor, read_again
@@ -40,7 +40,7 @@ from selfverify.evaluation.samples import (
 )
 from selfverify.policy.encoding import Encoder
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.rollout import Rollout
+from selfverify.rollouts.rollout import Rollout, opening
 from selfverify.selection.calibration import Fusion
 from selfverify.tasks.base import NotCounted, Task, Verdict
 from selfverify.visual.episode import STEPS
@@ -167,10 +167,6 @@ def target_boxes(task: Task, problems: Iterable[Problem]) -> dict[str, Any] | No
     return {problem.id: problem.target for problem in problems} if task.kind == "continuous" else None
 
 
-IMAGE_BACKEND = "image_backend"
-"""The setting that names what prepares images (`Policy.image_backend`)."""
-
-
 def evaluate(
     policy: Policy | Answerer,
     task: Task,
@@ -215,25 +211,26 @@ def evaluate(
         ServerError: A served model's server failed; what was finished is stored.
     """
     config = config or EvaluationConfig()
-    answerer = policy if isinstance(policy, Answerer) else PolicyAnswerer(policy)
+    answerer = as_answerer(policy)
     held_out, named = HeldOut(task, config), answerer.prepare(task, config)
     extractor = extractor or named
     backend = answerer.image_backend
     settings = {
         **held_out.settings(answerer.weights(), max_new_tokens, describe),
         **({"extractor": extractor.name} if extractor is not None else {}),
-        **({IMAGE_BACKEND: backend} if backend else {}),
+        **({"image_backend": backend} if backend else {}),
         # Its samples depend on no seed, so that they are not mixed with those that do.
         **({"engine": engine} if engine != "own" else {}),
     }
     sampling = held_out.sampling(max_new_tokens).model_copy(update={"engine": engine})
+    begin, limits = opening(task, config.second_turn, config.retries)
     path = None if store is None else Path(store)
     if path is not None:
         task.set_cache_folder(path.parent)
 
     def measure() -> dict[str, Any]:
         sweep = ResumableBatches(
-            path, StoredProblem, settings, held_out.total, config.batch_problems, progress, {IMAGE_BACKEND}
+            path, StoredProblem, settings, held_out.total, config.batch_problems, progress
         )
         ranks.on_first(lambda: _refuse_other_data(path, held_out, sweep.rows))
         for share in sweep.shares():
@@ -241,7 +238,7 @@ def evaluate(
             if problems.keys() <= sweep.rows.keys():
                 problems = {}  # all are stored; what else is in the share cannot be used
             seeds = {index: config.seed * 1_000_003 + index for index in problems}
-            asked = AskedProblems(task, problems, seeds, sampling, config.second_turn, config.retries, path)
+            asked = AskedProblems(task, problems, seeds, sampling, begin, limits, path)
             answerer.answer(asked, sweep, partial(_rows, asked, extractor))
         held_out.share()
         return ranks.on_first(lambda: _summary(task, held_out, sweep.rows, config.score, fusion))

@@ -11,7 +11,6 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import DataError
@@ -40,26 +39,21 @@ Question: {question}
 Reply: {response}"""
 
 
-class Extractor(Protocol):
-    """Finds answers in responses. Stored samples say under its name who read them."""
-
-    @property
-    def name(self) -> str: ...
-
-    def extract(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[str | None]:
-        """Return one answer per response, copied from it; None where there is none."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class PolicyExtractor:
-    """An extractor that asks a policy of this library in text and decodes its reply greedily."""
+class Extractor:
+    """Finds answers in responses: a policy, asked in text, whose reply is decoded greedily.
+
+    Stored samples say under its name who read them.
+    """
 
     policy: Policy
     name: str
 
     def extract(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[str | None]:
-        """Ask the policy for the answer in each response; one that cannot be put into a prompt has none."""
+        """Return one answer per response, copied from it; None where there is none.
+
+        A response that cannot be put into a prompt has none.
+        """
         found: list[str | None] = [None] * len(problems)
         asked: list[tuple[int, Prompt]] = []
         for place, (problem, response) in enumerate(zip(problems, responses, strict=True)):
@@ -86,7 +80,7 @@ def make_extractor(path: str, config: PolicyConfig, own: Policy | None = None) -
     """
     if path != SELF or own is None:
         own = Policy.load(config if path == SELF else config.for_model(path))
-    return PolicyExtractor(own, path)
+    return Extractor(own, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +114,6 @@ def read_again(task: Task, groups: Sequence[Group], extractor: Extractor) -> Non
     if not unread:
         return
     answers = extractor.extract([one.problem for one in unread], [one.text for one in unread])
-    if len(answers) != len(unread):
-        raise DataError(f"{extractor.name} read {len(answers)} answers in {len(unread)} responses")
     tag = ([tag for tag in task.tags if tag != SCORE_TAG] or ["answer"])[-1]
     for one, answer in zip(unread, answers, strict=True):
         if answer is None or not stands_in(answer, one.text):

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
+from ruamel.yaml import YAML
 
 from selfverify.evaluation.metrics import HEADLINE, MIXED_BOTH, other_reading
 from selfverify.selection.strategies import STRATEGIES
@@ -29,58 +31,8 @@ READINGS = {"sampled": "written", "soft": "soft", "greedy": "likeliest"}
 _SINGLE = STRATEGIES["first"].figure
 """The strategy of a task's own figures: a single answer."""
 
-ANSWERS = (
-    ("score_right", "{own} score of right answers"),
-    ("score_wrong", "{own} score of wrong answers"),
-    ("within_problem_auc", "its AUC within a problem"),
-    (MIXED_BOTH, "of problems mixed both times"),
-    ("pass@1", "one answer (pass@1)"),
-    ("majority@{n}", "plain vote of {n}"),
-    ("best@{n}", "best of {n} by {own} score"),
-    ("weighted@{n}", "vote of {n} by {own} scores"),
-    ("oracle@{n}", "perfect choice of {n}"),
-    ("fused.best@{n}", "best of {n} by score and log-prob"),
-    ("fused.within_problem_auc", "AUC of score and log-prob"),
-    ("text_rule.within_problem_auc", "AUC of a rule on the text"),
-    ("text_rule.best@{n}", "best of {n} by that rule"),
-    ("logprob.within_problem_auc", "AUC of the answer's log-prob"),
-    ("{other}.within_problem_auc", "AUC of the {other_title} score"),
-    ("format_rate", "readable format"),
-)
-TURNS = (
-    ("turns.acc@t1", "right first answers (acc@t1)"),
-    ("turns.acc@t2", "right second answers (acc@t2)"),
-    ("turns.delta", "acc@t2 - acc@t1"),
-    ("turns.0->1", "corrected, of all (0->1)"),
-    ("turns.1->0", "spoiled, of all (1->0)"),
-    ("turns.corrected", "corrected, of wrong first answers"),
-    ("turns.spoiled", "spoiled, of right first answers"),
-    ("majority@{n}", "plain vote of {n} second answers"),
-    ("best@{n}", "best of {n} by {own} score"),
-    ("within_problem_auc", "AUC of the {own} score"),
-    ("format_rate", "readable format"),
-)
-AGENTS = (
-    ("metrics.SR", "task done (SR)"),
-    ("metrics.judged-SR", "judged a success, of submitted"),
-    ("metrics.completeness", "evidence proves what is done"),
-    ("metrics.evidence", "exhibits per submission"),
-    ("metrics.judge-false-positives", "not done, judged a success"),
-    ("metrics.Sub-SR", "sub-goals reached (Sub-SR)"),
-    ("metrics.RRR", "fewest steps against its own (RRR)"),
-    ("metrics.ROR", "steps with an effect (ROR)"),
-)
-LOOKS = (("pass@1", "right"), ("rewards.steps", "looks"), ("rewards.crop_hit", "seen, of what is needed"))
-CONVERSATIONS = (
-    ("pass@1", "one conversation succeeds"),
-    ("oracle@{n}", "one of {n} conversations succeeds"),
-    ("best@{n}", "best of {n} by {own} score"),
-    ("conversations.turns", "turns"),
-    ("conversations.lost", "lost, counted as failures"),
-    ("conversations.length", "ended at a limit of tokens"),
-    ("rewards.tool_errors", "tool errors"),
-    ("rewards.tool_calls", "tool calls"),
-)
+TITLES: dict[str, dict[str, str]] = YAML(typ="safe").load(Path(__file__).with_name("headline.yaml"))
+"""The figures of each kind of evaluation by their names in summaries, with their titles, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,22 +137,23 @@ def _titles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     n, own = summary.get("samples_per_problem", 0), summary.get("score") or HEADLINE
     other = other_reading(own)
     words = {"n": n, "own": READINGS[own], "other": other, "other_title": READINGS[other]}
-    for key, title in _kind(summary):
+    for key, title in _kind(summary).items():
         if n > 1 or "@{n}" not in key:  # of one answer there is nothing to choose
             yield key.format(**words), title.format(**words)
 
 
-def _kind(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _kind(summary: Mapping[str, Any]) -> dict[str, str]:
     own = {f"metrics.{name}": name for name in summary.get("metrics") or {}}
     if "turns" in summary:
-        return [*TURNS, *own.items()]
+        return TITLES["turns"] | own
     if "conversations" not in summary:
-        return [*own.items(), *ANSWERS]
+        return own | TITLES["answers"]
+    more = dict([*TITLES["conversations"].items()][1:])  # without single answers
     if "metrics.SR" in own:
-        return [*AGENTS, *CONVERSATIONS[1:]]
+        return TITLES["agents"] | more
     if "steps" in (summary.get("rewards") or {}):
-        return [*LOOKS, *own.items(), *CONVERSATIONS[1:]]
-    return [*own.items(), *CONVERSATIONS]
+        return TITLES["looks"] | own | more
+    return own | TITLES["conversations"]
 
 
 def _value(summary: Mapping[str, Any], key: str) -> tuple[float | None, Sequence[float] | None]:

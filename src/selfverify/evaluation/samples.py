@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -32,7 +32,7 @@ from selfverify.core import ranks
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import make_folder, naming
 from selfverify.core.images import png
-from selfverify.core.jsonl_store import JsonlStore, Row, StrictRow, open_journal, read_journal, read_rows
+from selfverify.core.jsonl_store import JsonlStore, Row, StrictRow, open_journal, read_journal
 from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import SCORE_TAG, parse_tagged
 from selfverify.core.trajectory import Finish, Segment, Trajectory
@@ -204,7 +204,6 @@ class ResumableBatches(Generic[Row]):
         total: The number of problems; their indices are 0 to ``total`` - 1.
         batch: The number of problems that one process works on at once.
         progress: Called by the first process after each batch.
-        new_names: See `open_journal`.
         brief: What is kept in memory of a row; by default the row itself.
 
     Raises:
@@ -220,7 +219,6 @@ class ResumableBatches(Generic[Row]):
         total: int,
         batch: int,
         progress: Progress | None = None,
-        new_names: Collection[str] = (),
         brief: Callable[[Row], Any] = lambda row: row,
     ) -> None:
         self.total, self.batch, self.progress, self.brief = total, batch, progress, brief
@@ -229,7 +227,7 @@ class ResumableBatches(Generic[Row]):
         def open_() -> dict[int, Any]:
             if path is None:
                 return {}
-            self._journal, rows = open_journal(path, row, settings, new_names, brief)
+            self._journal, rows = open_journal(path, row, settings, brief)
             return rows
 
         self.rows: dict[int, Any] = ranks.on_first(open_)
@@ -334,8 +332,6 @@ def written_images(folder: Path, images: Iterable[Image]) -> list[str]:
 
 TOOL_COUNTS = (TOOL_CALLS, TOOL_ERRORS)
 """Rewards that count tools; they have intervals, as other figures of conversations have."""
-PHASES = ("say", "reply", "hear")
-"""The parts of a conversation's time: the policy speaks, episodes reply, the policy reads the replies."""
 
 
 def talk_figures(rows: Sequence[Sequence[StoredSample]]) -> dict[str, Floats]:
@@ -363,30 +359,6 @@ def talk_figures(rows: Sequence[Sequence[StoredSample]]) -> dict[str, Floats]:
     return {
         name: np.array(values, dtype=np.float64).reshape(len(rows), -1) for name, values in figures.items()
     }
-
-
-def timing_file(store: Path) -> Path:
-    """Return where the time of a store's conversations stands; the clock is no part of the samples."""
-    return store.with_name(f"timing-{store.name}")
-
-
-def note_time(store: Path, conversations: int, seconds: dict[str, float]) -> None:
-    """Append how long a batch of conversations took."""
-    line = {"conversations": conversations, **{f"{phase}_s": seconds[phase] for phase in PHASES}}
-    JsonlStore(timing_file(store)).append(line)
-
-
-def mean_time(store: Path) -> dict[str, float]:
-    """Return the mean seconds of a conversation by phase; nothing where no time was noted.
-
-    Conversations of a batch take turns, so that this is a batch's time over its conversations.
-
-    Raises:
-        DataError: A complete line is corrupt.
-    """
-    rows = read_rows(timing_file(store))
-    total = sum(row["conversations"] for row in rows)
-    return {phase: sum(row[f"{phase}_s"] for row in rows) / total for phase in PHASES} if rows else {}
 
 
 TEXT_RULES = ("text_rule", "text_rule_read")

@@ -38,9 +38,6 @@ from selfverify.tasks.answering import SingleTurn
 from selfverify.visual.episode import VisualTask, asked_anew
 from selfverify.visual.stopping import Kind, stop_steps
 
-VERIFIER_WEIGHTS = "verifier_weights"
-"""Of the settings in a journal's header the one that tells verifiers apart; older journals lack it."""
-
 
 @dataclass(slots=True)
 class CappedStep:
@@ -155,10 +152,10 @@ def run_to_cap(
     held_out = HeldOut(task, config)
     settings = held_out.settings(policy.whole(policy.fingerprint), max_new_tokens, more)
     sampling = held_out.sampling(max_new_tokens)
-    total, batch, new = held_out.total, config.batch_problems, (VERIFIER_WEIGHTS,)
+    total, batch = held_out.total, config.batch_problems
 
     def held() -> Mapping[int, CappedProblem]:
-        sweep = ResumableBatches(store, CappedProblem, settings, total, batch, progress, new)
+        sweep = ResumableBatches(store, CappedProblem, settings, total, batch, progress)
         for share in sweep.shares():
             problems = ranks.everywhere(partial(held_out.make, share, policy.encoder))
             sweep.store(ranks.everywhere(partial(_held, policy, task, problems, config, sampling)))

@@ -1,5 +1,5 @@
-"""Configs of commands that become options: checks of data files, teachers, and watched sessions of an
-agent."""
+"""Configs of commands that become options: checks of data files, teachers, watched sessions of an agent, and
+looking with a verifier that listens."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from selfverify.core.config import CommandConfig, Seed
+from selfverify.core.config import Config, Seed
 
 
-class CheckConfig(CommandConfig):
+class CheckConfig(Config):
     """How a data file is read, and the model whose tokens are counted."""
+
+    path: Path = Field(json_schema_extra={"argument": True})
+    """A data file, a folder of them, or the hub's OWNER/NAME."""
 
     format: str | None = None
     """The file's format, if it is not recognised."""
@@ -42,7 +45,7 @@ class CheckConfig(CommandConfig):
     """The number of problems to show as the model sees them."""
 
 
-class TeacherConfig(CommandConfig):
+class TeacherConfig(Config):
     """The teacher."""
 
     expert: bool = False
@@ -80,7 +83,7 @@ class TeacherConfig(CommandConfig):
         return {"model": self.model, "temperature": self.temperature, "max_tokens": self.max_tokens}
 
 
-class AgentRunConfig(CommandConfig):
+class AgentRunConfig(Config):
     """The task and the environment."""
 
     instruction: str | None = Field(None, json_schema_extra={"argument": True})
@@ -111,7 +114,7 @@ class AgentRunConfig(CommandConfig):
         return self
 
 
-class ActorConfig(CommandConfig):
+class ActorConfig(Config):
     """The agent."""
 
     expert: bool = False
@@ -150,7 +153,7 @@ class ActorConfig(CommandConfig):
         return self
 
 
-class AgentSessionConfig(CommandConfig):
+class AgentSessionConfig(Config):
     """One session of an agent: what is asked, who acts, who judges, and the page about it."""
 
     task: AgentRunConfig
@@ -186,3 +189,28 @@ class AgentSessionConfig(CommandConfig):
             fields, given = type(settings).model_fields, dict(settings)
             found |= {name: given[name] for name in names if given[name] != fields[name].default}
         return found
+
+
+class ListenerConfig(Config):
+    """The policy that looks, and the verifier that listens."""
+
+    verifier: str
+    """The verifier's folder: a model with an adapter, or with --verifier-base any model."""
+
+    verifier_base: str | None = None
+    """The model that the verifier was trained from; by default the model below its adapter."""
+
+    model: str | None = None
+    """The model that looks, instead of the recipe's."""
+
+    recipe: str | None = None
+    """The recipe with the task and the evaluation's settings. A model in a run's folder needs none."""
+
+    tool: list[str] = []
+    """For a task that does not look by itself: a tool; repeat the option. By default all that are there."""
+
+    max_steps: int | None = Field(None, ge=1, le=100)
+    """For such a task: the most steps."""
+
+    output: Path | None = None
+    """The folder in which the conversations are kept; by default `looking` in the run's."""

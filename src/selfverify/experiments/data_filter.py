@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from selfverify.core.config import SamplingConfig
+from selfverify.core.config import EvaluationConfig, SamplingConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish
 from selfverify.data.preferences import BROKEN, NOT_COUNTED, FilterVerdict, why_dropped
-from selfverify.evaluation.answerers import AskedProblems, ServerAnswerer, make_answerer
+from selfverify.evaluation.answerers import Answerer, AskedProblems, as_answerer, make_answerer
 from selfverify.evaluation.samples import Progress, ResumableBatches, make_problems
 from selfverify.experiments.recipe import Recipe, recipe_task
 from selfverify.experiments.registry import make_method
@@ -38,7 +38,7 @@ class Filter:
         batch: Problems sampled at once. Only memory depends on it.
     """
 
-    policy: Policy | ServerAnswerer
+    policy: Policy | Answerer
     task: Task
     method: Method
     sampling: SamplingConfig
@@ -91,12 +91,8 @@ class Filter:
         count = task.count("train")
         if count is None and problems is None:
             raise ConfigError(f"task {task.name} makes problems without end: say how many to sample")
-        if isinstance(policy, ServerAnswerer):
-            policy.introduce(task)
-            weights = policy.weights()
-        else:
-            task.set_coordinate_space(policy.coordinate_space)
-            weights = policy.whole(policy.fingerprint)
+        answerer = as_answerer(policy)
+        answerer.prepare(task, EvaluationConfig())
         total = min(n for n in (count, problems) if n is not None)
         settings = {
             "problems": total,
@@ -108,7 +104,7 @@ class Filter:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_new_tokens": sampling.max_new_tokens,
-            "weights": weights,
+            "weights": answerer.weights(),
             "method": {"name": method.name, **method.config.model_dump(mode="json")},
         }
         if sampling.engine == "vllm" and isinstance(policy, Policy):
@@ -117,30 +113,25 @@ class Filter:
         def sweep_all() -> list[FilterVerdict]:
             sweep = ResumableBatches(output, FilterVerdict, settings, total, self.batch, progress)
             for share in sweep.shares():
-                self._judge(share, sweep)
+                self._judge(answerer, share, sweep)
             return [sweep.rows[index] for index in sorted(sweep.rows)]
 
         with measuring_engine(policy, sampling, sampling.temperature):
-            return policy.whole(sweep_all)
+            return answerer.whole(sweep_all)
 
-    def _judge(self, indices: Sequence[int], sweep: ResumableBatches[FilterVerdict]) -> None:
-        policy = self.policy
-        made, unusable = make_problems(self.task, "train", self.seed, indices, policy.encoder)
+    def _judge(
+        self, answerer: Answerer, indices: Sequence[int], sweep: ResumableBatches[FilterVerdict]
+    ) -> None:
+        made, unusable = make_problems(self.task, "train", self.seed, indices, answerer.encoder)
         verdicts = []
         for index, error in unusable.items():
             why = NOT_COUNTED if isinstance(error, NotCounted) else BROKEN
             verdicts.append(FilterVerdict(index, f"{self.task.name}#{index}", "", {}, why, str(error)))
-        seeds = {index: derived_seed(self.seed, index) for index in made}
-        if isinstance(policy, ServerAnswerer):
-            sweep.store(verdicts)
-            asked = AskedProblems(self.task, made, seeds, self.sampling, scores=False)
-            policy.answer(asked, sweep, _verdicts, partial(self.method.open, self.task), self.method.limits)
-            return
-        if made:
-            problems, drawn = [*made.values()], [*seeds.values()]
-            rollout = self.method.rollout(policy, self.task, problems, drawn, self.sampling)
-            verdicts += _verdicts([*made], rollout)
         sweep.store(verdicts)
+        seeds = {index: derived_seed(self.seed, index) for index in made}
+        begin, limits = partial(self.method.open, self.task), self.method.limits
+        asked = AskedProblems(self.task, made, seeds, self.sampling, begin, limits, scores=False)
+        answerer.answer(asked, sweep, _verdicts)
 
 
 def _verdicts(indices: Sequence[int], rollout: Rollout) -> list[FilterVerdict]:

@@ -25,12 +25,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
-from selfverify.core.files import (
-    make_folder,
-    read_regular,
-    write_bytes,
-    write_json,
-)
+from selfverify.core.files import make_folder, read_regular, write_bytes, write_json
 from selfverify.core.images import png
 from selfverify.core.jsonl_store import read_journal
 from selfverify.core.problem import Problem
@@ -295,7 +290,7 @@ def export_atif(
     copied = set[str]()
     for number, item in enumerate(items, start=1):
         for name in {*item.images} - copied:
-            write_bytes(output / SHOWN_IMAGES / name, _checked(item.folder / name))
+            write_bytes(output / SHOWN_IMAGES / name, checked_image(item.folder / name))
             copied.add(name)
         entry, image = item.ask() or ({}, None)
         if image is not None and entry["image"] not in copied:
@@ -373,13 +368,16 @@ def _chosen(ids: Mapping[str, Any], portion: Portion, source: Path) -> list[str]
     return [name for name in ids if not portion.only or name in portion.only][: portion.problems]
 
 
-def _checked(source: Path) -> bytes:
-    """The content of an image's file.
+def checked_image(source: Path) -> bytes:
+    """Return the content of an image's file.
 
     Raises:
-        DataError: It is damaged.
+        DataError: It is missing or damaged.
     """
-    content = read_regular(source)
+    try:
+        content = read_regular(source)
+    except OSError as error:
+        raise DataError(f"the image {source} is missing ({error.strerror})") from None
     if _BY_CONTENT.fullmatch(source.name) is None or source.parent.name != IMAGES:
         read_image(source, tries=1)
     elif f"{hashlib.blake2b(content, digest_size=16).hexdigest()}.png" != source.name:

@@ -1,6 +1,6 @@
 """`selfverify quickstart`: train a built-in policy as a paper does, measure it, report what happened.
 
-`SHOWCASES` says what is shown of each paper: which recipe, how it is shortened, what qualifies it.
+``showcases.yaml`` says what is shown of each paper: which recipe, how it is shortened, what qualifies it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
 from rich.console import Console
 
 from selfverify.core.errors import ConfigError, __version__
@@ -18,11 +19,13 @@ from selfverify.core.files import differences, write_json
 from selfverify.evaluation.headline import Headline, Stored, headline
 from selfverify.evaluation.metrics import paired_difference
 from selfverify.evaluation.samples import read_samples, with_rule_scores
+from selfverify.experiments.command_config import ListenerConfig
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe, recipe_task
+from selfverify.experiments.recipe_yaml import load_yaml
 from selfverify.experiments.registry import TASKS
 from selfverify.experiments.run import evaluate_recipe, held_folder, train
 from selfverify.experiments.train_stopping import VERIFIER, CappedLooks, compare_stopping, train_stopping
-from selfverify.reports.report import write_overview, write_report
+from selfverify.reports.report import write_report
 from selfverify.trainer.checkpoint import MODEL_FOLDER
 from selfverify.trainer.logging import TrainingProgress
 
@@ -50,64 +53,9 @@ class Showcase:
     notes: tuple[str, ...] = ()
 
 
-_FIXED = (
-    "docs/results/adapo.json, five seeds of 150 steps from the same start, 2,048 problems x 2; "
-    "`python -m reproduce.grid adapo-digits-check`, then `python -m reproduce.adapo`"
+SHOWCASES = TypeAdapter(dict[Paper, Showcase]).validate_python(
+    load_yaml(Path(__file__).with_name("showcases.yaml").read_bytes(), "showcases.yaml")
 )
-_COLLAPSE = (
-    "docs/results/adapo-collapse.json, rewards that pay corrections 4 more than kept answers, one seed of "
-    "150 steps from the same start, 2,048 problems x 2; `python -m reproduce.grid adapo-digits-collapse`"
-)
-_IMITATION = (
-    "docs/results/smartsnap.json, likelihood of what was judged a success, three seeds of 200 steps from "
-    "the same start, 512 other tasks x 2, SR of what was properly handed in; `python -m reproduce.grid "
-    "smartsnap-phone`, then `python -m reproduce.smartsnap gains`"
-)
-
-SHOWCASES: dict[Paper, Showcase] = {
-    "adpo": Showcase(
-        "ADPO: a policy whose scores mean nothing learns to verify its answers",
-        "quickstart",
-        fast=(
-            "learner.steps=8", "learner.optim.warmup=2", "learner.groups_per_step=8",
-            "evaluation.problems=48",
-        ),
-        notes=("The rule on the text: the written sum is the target, and no question mark stands there.",),
-    ),
-    "adapo": Showcase(
-        "AdaPO: a policy learns to answer, and to correct its answer in a second turn",
-        "adapo-digits-check",
-        ("evaluation.problems=512",),
-        (
-            "learner.steps=4", "learner.optim.warmup=1", "learner.groups_per_step=8",
-            "learner.batch.micro_batch_groups=8", "evaluation.problems=48",
-        ),
-        (
-            Stored("fixed rewards, acc@t1", 0.480322265625, 0.455078125, _FIXED),
-            Stored("fixed rewards, acc@t2", 0.64931640625, 0.605712890625, _FIXED),
-            Stored("corrections +4, acc@t1", 0.068603515625, 0.455078125, _COLLAPSE),
-        ),
-    ),
-    "smartsnap": Showcase(
-        "SmartSnap: an agent on a phone learns to do its task, and to prove it",
-        "smartsnap-phone",
-        ("learner.steps=80",),
-        ("learner.steps=3", "learner.groups_per_step=4", "evaluation.problems=16", "evaluation.samples=2"),
-        (
-            Stored("self-imitation, SR", 0.5296223958333334, 0.3623046875, _IMITATION),
-            Stored("its exhibits", 4.036613165265304, 3.4491837809373354, _IMITATION),
-        ),
-    ),
-    "vts-v": Showcase(
-        "VTS-V: a verifier learns when a model has looked often enough",
-        "looking-digits",
-        ("evaluation.problems=128",),
-        (
-            "stopping.problems=48", "stopping.samples=2", "learner.steps=4", "learner.optim.warmup=1",
-            "learner.groups_per_step=4", "learner.batch.micro_batch_groups=4", "evaluation.problems=32",
-        ),
-    ),
-}  # fmt: skip
 """The demonstration of each paper."""
 
 
@@ -156,8 +104,6 @@ def quickstart(
     console.print(table.as_table(shown.title))
     for note in table.notes:
         console.print(note, markup=False, highlight=False)
-    if paper == "adpo":
-        write_overview(folder, folder / "overview.png")
     report = write_report([folder], folder / "report.html", TASKS)
     console.print(f"all figures: {folder / 'metrics.json'}", soft_wrap=True, markup=False, highlight=False)
     return report
@@ -185,7 +131,7 @@ def _looked(recipe: Recipe, shown: Showcase, resume: bool, progress: TrainingPro
     """Train a verifier of when to stop looking, compare it with other rules, and let it end conversations."""
     folder = train_stopping(recipe, resume, progress.on_step, progress.on_phase)
     verifier = str(folder / VERIFIER / MODEL_FOLDER)
-    looks = CappedLooks(recipe, recipe.policy.path, verifier)
+    looks = CappedLooks(recipe, ListenerConfig(model=recipe.policy.path, verifier=verifier))
     found = compare_stopping(looks, {}, partial(progress.on_phase, "what ends looking"))
     options = recipe.task.options | {"stop": "verifier", "verifier": verifier}
     task = recipe.task.model_copy(update={"options": options})

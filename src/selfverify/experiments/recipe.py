@@ -140,10 +140,11 @@ class NamedConfig(Config):
     ``make_task(recipe.task.name, **recipe.task.options)`` reads well.
     """
 
-    name: str = Field(description="Name of a task (`TASKS`) or a method (`METHODS`).")
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="The options of that task or method, defaults filled in."
-    )
+    name: str
+    """Name of a task (`TASKS`) or a method (`METHODS`)."""
+
+    options: dict[str, Any] = {}
+    """The options of that task or method, defaults filled in."""
 
     @model_validator(mode="before")
     @classmethod
@@ -163,42 +164,46 @@ class NamedConfig(Config):
 class Recipe(Config):
     """One experiment: a model, a task, a method, and how it is trained and measured."""
 
-    name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the experiment and of its folder."
-    )
-    seed: Seed = Field(0, description="Seed of everything random: data, sampling, initial weights.")
-    output: PathText = Field(
-        "runs/{name}",
-        validate_default=True,
-        description="Folder of the run: metrics, checkpoints, the resolved recipe. `{name}` is filled in.",
-    )
-    policy: PolicyConfig = Field(default_factory=PolicyConfig, description="The model.")
-    task: NamedConfig = Field(description="What is learnt: a task's name and its options.")
-    method: NamedConfig = Field(description="How it is learnt: a method's name and its options.")
-    sampling: SamplingConfig = Field(
-        default_factory=SamplingConfig, description="How trajectories are sampled in training."
-    )
-    episode: EpisodeConfig = Field(
-        default_factory=EpisodeConfig,
-        description="Limits of the task's conversations, in training and in evaluations.",
-    )
-    learner: TrainerConfig = Field(description="The training loop.")
-    evaluation: EvaluationConfig = Field(
-        default_factory=EvaluationConfig, description="How the result is measured."
-    )
-    evaluation_task: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Options of the task that differ in evaluations, such as a judge apart from training's; "
-        "what is not named here is as in `task`.",
-    )
-    engine: EngineConfig | None = Field(
-        None, description="Another trainer that runs the recipe; null is our own."
-    )
-    stopping: StoppingConfig | None = Field(
-        None,
-        description="Make a verifier that ends looking: pairs from the policy's own conversations about the "
-        "task, `dpo` on them, and its ε. With null the method learns from the task itself.",
-    )
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the experiment and of its folder."""
+
+    seed: Seed = 0
+    """Seed of everything random: data, sampling, initial weights."""
+
+    output: PathText = Field("runs/{name}", validate_default=True)
+    """Folder of the run: metrics, checkpoints, the resolved recipe. `{name}` is filled in."""
+
+    policy: PolicyConfig = PolicyConfig()
+    """The model."""
+
+    task: NamedConfig
+    """What is learnt: a task's name and its options."""
+
+    method: NamedConfig
+    """How it is learnt: a method's name and its options."""
+
+    sampling: SamplingConfig = SamplingConfig()
+    """How trajectories are sampled in training."""
+
+    episode: EpisodeConfig = EpisodeConfig()
+    """Limits of the task's conversations, in training and in evaluations."""
+
+    learner: TrainerConfig
+    """The training loop."""
+
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """How the result is measured."""
+
+    evaluation_task: dict[str, Any] = {}
+    """Options of the task that differ in evaluations, such as a judge apart from training's; what is not
+    named here is as in `task`."""
+
+    engine: EngineConfig | None = None
+    """Another trainer that runs the recipe; null is our own."""
+
+    stopping: StoppingConfig | None = None
+    """Make a verifier that ends looking: pairs from the policy's own conversations about the task, `dpo` on
+    them, and its ε. With null the method learns from the task itself."""
 
     @field_validator("output")
     @classmethod

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from selfverify.core import ranks
 from selfverify.core.config import EvaluationConfig, SamplingConfig
@@ -23,7 +23,7 @@ from selfverify.core.trainer_config import TrainerConfig
 from selfverify.data.preferences import read_verdicts
 from selfverify.evaluation.answerers import Answerer, make_answerer
 from selfverify.evaluation.evaluate import evaluate, write_gallery
-from selfverify.evaluation.samples import IMAGES, Progress, read_samples, timing_file
+from selfverify.evaluation.samples import IMAGES, Progress, read_samples
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, missing_packages, recipe_task, write_recipe
 from selfverify.experiments.registry import make_method
 from selfverify.methods.base import Method, StepCallback, Training
@@ -230,27 +230,21 @@ def _exam(recipe: Recipe, task: Task) -> Task:
 
 
 def measure(
-    policy: Policy | Answerer,
-    task: Task,
-    recipe: Recipe,
-    store: Path,
-    when: str,
-    progress: Callable[[int, int], None] | None = None,
-    fusion: Fusion | None = None,
-    engine: Literal["own", "vllm"] = "own",
+    policy: Policy | Answerer, task: Task, recipe: Recipe, store: Path, when: str, **how: Any
 ) -> dict[str, Any]:
-    """Evaluate a policy by a recipe's settings. ``when`` names the policy in the header of ``store``."""
-    return evaluate(
-        policy,
-        task,
-        recipe.evaluation,
-        store,
-        describe={"model": when, "recipe": recipe.name},
-        max_new_tokens=recipe.sampling.max_new_tokens,
-        progress=progress,
-        fusion=fusion,
-        engine=engine,
-    )
+    """Evaluate a policy by a recipe's settings.
+
+    Args:
+        policy: The policy.
+        task: The task as evaluations have it.
+        recipe: Says how to evaluate.
+        store: The file for the samples.
+        when: The policy's name in the header of ``store``.
+        how: Further arguments of `evaluate`.
+    """
+    about = {"model": when, "recipe": recipe.name}
+    tokens = recipe.sampling.max_new_tokens
+    return evaluate(policy, task, recipe.evaluation, store, describe=about, max_new_tokens=tokens, **how)
 
 
 def train(
@@ -303,7 +297,7 @@ def train(
 
         if evaluated and before is None:
             store, told = folder / "samples-before.jsonl", of_phase(on_phase, "before")
-            before = measure(policy, exam, recipe, store, "before", told)
+            before = measure(policy, exam, recipe, store, "before", progress=told)
         learn(
             policy,
             task,
@@ -323,7 +317,7 @@ def train(
             weights = policy.whole(policy.fingerprint)
             ranks.on_first(lambda: _after_training(folder, recipe, exam, weights))
             store, told = folder / "samples-after.jsonl", of_phase(on_phase, "after")
-            after = measure(policy, exam, recipe, store, "after", told)
+            after = measure(policy, exam, recipe, store, "after", progress=told)
             settings = recipe.model_dump(mode="json")
             found = {"before": before, "after": after, "settings": settings, "version": __version__}
             ranks.on_first(lambda: write_json(folder / "metrics.json", found))
@@ -385,7 +379,6 @@ def _after_training(folder: Path, recipe: Recipe, task: Task, weights: str) -> N
     # goes on with the samples that it has.
     if samples.exists() and read_samples(samples)[0]["weights"] != weights:
         samples.unlink()
-        timing_file(samples).unlink(missing_ok=True)
 
 
 def clear_run(folder: Path) -> None:
@@ -394,7 +387,6 @@ def clear_run(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     for samples in folder.glob("samples*.jsonl"):
         samples.unlink()
-        timing_file(samples).unlink(missing_ok=True)
     clear_iterations(folder)
     for name in ("checkpoints", "model", "gallery", IMAGES, ROLLOUTS_FOLDER):
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -430,7 +422,8 @@ def evaluate_recipe(
         store = folder / "samples.jsonl"
         engine = recipe.sampling.engine if isinstance(policy, Policy) else "own"
         with measuring_engine(policy, recipe.sampling, recipe.evaluation.temperature):
-            summary = measure(policy, task, recipe, store, settings.path, progress, fusion, engine)
+            how = {"progress": progress, "fusion": fusion, "engine": engine}
+            summary = measure(policy, task, recipe, store, settings.path, **how)
         found = {"after": summary, "settings": recipe.model_dump(mode="json"), "version": __version__}
 
         def write() -> None:

@@ -32,23 +32,10 @@ from selfverify.core.config import StoppingConfig
 from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.core.files import file_digests, naming, read_regular, write_json
 from selfverify.evaluation.samples import Progress
-from selfverify.evaluation.visual_metrics import (
-    VERIFIER_WEIGHTS,
-    CappedArrays,
-    as_arrays,
-    compared,
-    run_to_cap,
-)
-from selfverify.experiments.command_config import TeacherConfig
+from selfverify.evaluation.visual_metrics import CappedArrays, as_arrays, compared, run_to_cap
+from selfverify.experiments.command_config import ListenerConfig, TeacherConfig
 from selfverify.experiments.recipe import RECIPE_FILE, NamedConfig, Recipe, recipe_task, write_recipe
-from selfverify.experiments.run import (
-    clear_run,
-    held_folder,
-    noting_recipe,
-    of_phase,
-    start_processes,
-    train,
-)
+from selfverify.experiments.run import clear_run, held_folder, noting_recipe, of_phase, start_processes, train
 from selfverify.experiments.visual_data import Way, branch_looks, collect_looks
 from selfverify.experiments.visual_sets import PAIRS, judge_looks, make_sets, read_pairs
 from selfverify.methods.base import StepCallback
@@ -95,21 +82,11 @@ class CappedLooks:
 
     Args:
         recipe: Names the task and the evaluation's settings.
-        model: The reasoner, in place of the recipe's policy.
-        verifier: The verifier's folder.
-        base: The model that it was trained from; None is the model below its adapter.
-        output: The folder of the journals; None is ``looking`` in the recipe's.
-        tools: For a task that does not look by itself: the tools; empty is all that are available.
-        max_steps: For such a task: the cap.
+        how: The others; the recipe is not read from it.
     """
 
     recipe: Recipe
-    model: str | None
-    verifier: str
-    base: str | None = None
-    output: Path | None = None
-    tools: tuple[str, ...] = ()
-    max_steps: int | None = None
+    how: ListenerConfig
 
     def task(self) -> VisualTask:
         """The task, whose conversations no rule ends, and neither does the model.
@@ -117,11 +94,11 @@ class CappedLooks:
         Raises:
             ConfigError: Tools or a cap are given for a task that has its own.
         """
-        task = recipe_task(self.recipe, measured=True)
+        task, how = recipe_task(self.recipe, measured=True), self.how
         if not isinstance(task, VisualTask):
-            given = {} if self.max_steps is None else {"max_steps": self.max_steps}
-            task = VisualToolTask(task, VisualConfig(tools=[*self.tools], **given))
-        elif self.tools or self.max_steps is not None:
+            given = {} if how.max_steps is None else {"max_steps": how.max_steps}
+            task = VisualToolTask(task, VisualConfig(tools=how.tool, **given))
+        elif how.tool or how.max_steps is not None:
             raise ConfigError(
                 f"task {task.name} looks in its own way: set the cap with task.max_steps=N, and leave "
                 "tools and cap out here"
@@ -129,7 +106,7 @@ class CappedLooks:
         if not task.judges:
             raise ConfigError(f"task {task.name} knows no right answers, so that there is nothing to compare")
         held = {"stop": "never", "terminate": "refuse", "rule": None, "epsilon": None}
-        return task.looking_by(held | {"verifier": self.verifier, "verifier_base": self.base})
+        return task.looking_by(held | {"verifier": how.verifier, "verifier_base": how.verifier_base})
 
     def hold(self, split: Literal["validation", "test"], progress: Progress | None = None) -> CappedArrays:
         """Hold the conversations of a split, or go on with them, and return all.
@@ -139,8 +116,9 @@ class CappedLooks:
             DataError: A problem cannot be made, or no conversation can be used.
         """
         start_processes(self.recipe)
-        settings = self.recipe.policy.for_model(self.model) if self.model else self.recipe.policy
-        folder, task = self.output or self.recipe.folder / LOOKING, self.task()
+        how = self.how
+        settings = self.recipe.policy.for_model(how.model) if how.model else self.recipe.policy
+        folder, task = how.output or self.recipe.folder / LOOKING, self.task()
         task.check_files(split)
         with held_folder(folder):
             rows = run_to_cap(
@@ -149,7 +127,7 @@ class CappedLooks:
                 self.recipe.evaluation.model_copy(update={"split": split}),
                 folder / CAP_FILE.format(split=split),
                 max_new_tokens=self.recipe.sampling.max_new_tokens,
-                describe={"model": settings.path, VERIFIER_WEIGHTS: weights_digest(self.verifier)},
+                describe={"model": settings.path, "verifier_weights": weights_digest(how.verifier)},
                 progress=progress,
             )
         return as_arrays(rows)
@@ -205,9 +183,9 @@ def calibrate_stopping(
             the target.
         DataError: Nothing was measured.
     """
-    folder = Path(looks.verifier).expanduser()
+    folder = Path(looks.how.verifier).expanduser()
     if not folder.is_dir():
-        raise ConfigError(f"{looks.verifier} is no folder here; ε is stored beside a verifier's weights")
+        raise ConfigError(f"{looks.how.verifier} is no folder here; ε is stored beside a verifier's weights")
     looked = looks.hold("validation", progress)
     stepped = looked.lengths > 0
     if not stepped.any():
@@ -215,7 +193,7 @@ def calibrate_stopping(
     delta_r, plans, lengths = looked.delta_r[stepped], looked.delta_r_plan[stepped], looked.lengths[stepped]
     evaluation = looks.recipe.evaluation
     about = {
-        "reasoner": looks.model or looks.recipe.policy.path,
+        "reasoner": looks.how.model or looks.recipe.policy.path,
         "task": looks.recipe.measured_task.name,
         "problems": looked.problems,
         "samples": evaluation.samples,
@@ -249,7 +227,7 @@ def compare_stopping(
         DataError: There is no ε.
     """
     if not epsilons:
-        stored = StopCalibration.load(Path(looks.verifier).expanduser())
+        stored = StopCalibration.load(Path(looks.how.verifier).expanduser())
         epsilons = {stored.rule: stored.epsilon}
     looked = looks.hold("test", progress)
     held = {"held": len(looked.lengths), "left_out": looked.left_out}
@@ -323,7 +301,7 @@ def train_stopping(
         if how.teacher is not None:
             return folder
         verifier = folder / VERIFIER / MODEL_FOLDER
-        looks = CappedLooks(recipe, recipe.policy.path, str(verifier))
+        looks = CappedLooks(recipe, ListenerConfig(model=recipe.policy.path, verifier=str(verifier)))
         calibrate_stopping(looks, how.rule, *how.target, of_phase(on_phase, "when it has seen enough"))
     return folder
 

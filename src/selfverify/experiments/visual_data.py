@@ -18,19 +18,16 @@ middle in earnest, and a trace that comes out wrong by itself is a negative that
 `selfverify.experiments.visual_sets` makes the data sets: one for supervised fine-tuning, and pairs for the
 verifier (§4.2).
 
-Journals are read line by line (`TraceIndex`): memory does not grow with the number of traces.
+Journals are read line by line (`TraceIndex`): of a line no more than its place stays in memory.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import re
-import sqlite3
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, groupby
 from pathlib import Path
@@ -42,7 +39,7 @@ from PIL.Image import Image
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from selfverify.core import jsonl_store
-from selfverify.core.errors import ConfigError, DataError, FileError
+from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import naming, open_regular
 from selfverify.core.jsonl_store import stream_journal
 from selfverify.core.problem import Problem
@@ -51,11 +48,7 @@ from selfverify.evaluation.samples import IMAGES, Progress, written_images
 from selfverify.experiments.command_config import TeacherConfig
 from selfverify.experiments.recipe import Recipe, recipe_task
 from selfverify.experiments.teaching import Asked, TaughtProblem, Teaching, at_most
-from selfverify.experiments.visual_judge import (
-    VERDICTS,
-    Verdicts,
-    asked_and_wanted,
-)
+from selfverify.experiments.visual_judge import VERDICTS, Verdicts, asked_and_wanted
 from selfverify.rollouts.wrappers import Message, RecordingEpisode, ResumedEpisode, noted_messages
 from selfverify.tasks.answering import worth_imitating
 from selfverify.visual.config import ANSWER_NOW
@@ -84,20 +77,10 @@ def image_keeper(folder: Path) -> Callable[[Image], str]:
     return keep
 
 
-@contextmanager
-def _temporary(path: Path) -> Iterator[None]:
-    """Name what is indexed where the disk with the index is full, which the system has chosen."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        why = f"there is no room for its index ({error}); set TMPDIR to a folder on another disk"
-        raise FileError(errno.ENOSPC, why, str(path)) from None
-
-
 class TraceIndex:
     """Finds the traces in a folder's journals, in their order or problem by problem.
 
-    Where lines begin is kept in a file that is deleted at the end; lines are read when they are asked for.
+    Where lines begin is kept; lines are read when they are asked for.
 
     Args:
         folder: See the module's docstring.
@@ -106,7 +89,6 @@ class TraceIndex:
     Attributes:
         settings: The header of ``collected.jsonl``; its ``broken_rows`` are those of the data file that are
             no problem, and the first of them.
-        lines: How many lines there are.
         unusable: How many problems could not be made, by the reason.
         named: For each of these reasons the first.
 
@@ -116,16 +98,13 @@ class TraceIndex:
     """
 
     def __init__(self, folder: Path, sources: Iterable[str] = SOURCES) -> None:
-        self.folder, self.lines = folder, 0
+        self.folder = folder
         self.unusable: Counter[str] = Counter()
         self.named: dict[str, str] = {}
         self._tasks: dict[str, str] = {}
         """The journals' tasks by source."""
-        self._places = sqlite3.connect("")
-        self._places.execute(
-            "CREATE TABLE place (problem TEXT, source INTEGER, number INTEGER, line INTEGER, "
-            "PRIMARY KEY (problem, source, number)) WITHOUT ROWID"
-        )
+        self._places: list[tuple[str, int, int, int]] = []
+        """Of each line its problem, the number of its source, its index, and where it begins."""
         for source in sources:
             path = folder / SOURCES[source]
             if path.is_file():
@@ -140,33 +119,32 @@ class TraceIndex:
             if broken := settings.get("broken_rows"):
                 self.unusable[BROKEN], self.named[BROKEN] = broken
         self._tasks[source] = str(settings.get("task", ""))
-        order = [*SOURCES].index(source)
+        order, indices = [*SOURCES].index(source), set[int]()
+        for begin, row in rows:
+            if fault := _fault(row):
+                raise DataError(f"{path}: problem {row.problem}: {fault}. Restore the file, or delete it")
+            if row.index in indices:
+                raise DataError(f"{path}: an index stands in the file twice. Restore the file")
+            indices.add(row.index)
+            if row.unusable:
+                reason = _kind_of(row.unusable)
+                self.unusable[reason] += 1
+                self.named.setdefault(reason, row.unusable)
+                continue
+            problem = str(row.about.get("problem") or row.problem)
+            self._places.append((problem, order, row.index, begin))
 
-        def places() -> Iterator[tuple[str, int, int, int]]:
-            for begin, row in rows:
-                if fault := _fault(row):
-                    raise DataError(f"{path}: problem {row.problem}: {fault}. Restore the file, or delete it")
-                if row.unusable:
-                    reason = _kind_of(row.unusable)
-                    self.unusable[reason] += 1
-                    self.named.setdefault(reason, row.unusable)
-                    continue
-                self.lines += 1
-                yield str(row.about.get("problem") or row.problem), order, row.index, begin
+    @property
+    def lines(self) -> int:
+        """How many lines there are."""
+        return len(self._places)
 
-        try:
-            with _temporary(path):
-                self._places.executemany("INSERT INTO place VALUES (?, ?, ?, ?)", places())
-        except sqlite3.IntegrityError:
-            raise DataError(f"{path}: an index stands in the file twice. Restore the file") from None
-
-    def rows(self, order: str = "source, number") -> Iterator[tuple[str, int, TaughtProblem]]:
-        """Yield the lines in an order: the source, where the line begins, and what it holds."""
+    def rows(self, by_problem: bool = False) -> Iterator[tuple[str, int, TaughtProblem]]:
+        """Yield the lines in the journals' order, or problem by problem: each with its source and where it
+        begins."""
         names = [*SOURCES]
-        with _temporary(self.folder):  # sorting may take room, too
-            found = self._places.execute(f"SELECT source, line FROM place ORDER BY {order}")
-        for source, begin in found:
-            yield names[source], begin, self.row(names[source], begin)
+        for _, order, _, begin in sorted(self._places, key=lambda place: place[0 if by_problem else 1 :]):
+            yield names[order], begin, self.row(names[order], begin)
 
     def row(self, source: str, begin: int) -> TaughtProblem:
         """Read the line of a journal that begins at a byte."""
@@ -175,13 +153,9 @@ class TraceIndex:
             file.seek(begin)
             return _LINE.validate_json(file.readline())
 
-    def traces(self) -> Iterator[tuple[dict[str, Any], VisualTrace]]:
-        """Yield the traces in the journals' order, each with what is known of its problem."""
-        return (one for source, _, row in self.rows() for one in self.traces_of(source, row))
-
     def by_problem(self) -> Iterator[list[tuple[dict[str, Any], VisualTrace]]]:
         """Yield the traces of each problem."""
-        rows = self.rows("problem, source, number")
+        rows = self.rows(by_problem=True)
         for _, lines in groupby(rows, key=lambda one: one[2].about.get("problem") or one[2].problem):
             yield [one for source, _, row in lines for one in self.traces_of(source, row)]
 
@@ -244,16 +218,6 @@ class _Beginning(BaseModel):
     steps: list[dict[str, Any]] = []
 
 
-def all_traces(folder: Path) -> Iterator[VisualTrace]:
-    """The traces of all journals in a folder.
-
-    Raises:
-        ConfigError: Nothing was collected there.
-        DataError: A journal is damaged.
-    """
-    return (trace for _, trace in TraceIndex(folder).traces())
-
-
 def read_lines(path: Path, row: type[Any] = dict[str, Any]) -> Iterator[tuple[int, Any]]:
     """The lines of a file of JSON lines as rows, with their numbers, from 1.
 
@@ -266,16 +230,9 @@ def read_lines(path: Path, row: type[Any] = dict[str, Any]) -> Iterator[tuple[in
     return jsonl_store.read_lines(path, row)
 
 
-INDUCE = (
-    "From here on, let your reasoning go astray in a way that sounds reasonable: look at an unhelpful place, "
-    "misread what is shown, or draw a conclusion that does not follow. Keep to the same form and the same "
-    "length as before, end with a final answer that is not right, and write as if you believed all of it.",
-    "Go on as someone would who has overlooked one detail of the image and does not notice it. All later "
-    "steps follow from that slip, and so does the final answer, which is wrong. Write in the form and at the "
-    "length that you have kept so far, and do not hint at the slip.",
-    "Go on with tools that are well chosen, and then take from what they show a conclusion that it does not "
-    "support, such as a neighbouring object, a wrong count or a wrong place. Finish with the wrong answer "
-    "that this leads to, in the same form and length as before, sounding as sure as before.",
+INDUCE = tuple(
+    " ".join(prompt.split())
+    for prompt in Path(__file__).with_name("induce.txt").read_text("utf-8").split("\n\n")
 )
 """The prompts of a model that makes wrong traces (§4.2's error induction, in our words), one for each."""
 SHOTS, OUR_SHOTS = 2, "builtin"

@@ -32,13 +32,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Literal
 
-from PIL import Image
 from pydantic import TypeAdapter
 
 from selfverify.core.errors import DataError, needs
@@ -54,6 +52,7 @@ from selfverify.core.files import (
 from selfverify.core.jsonl_store import json_line
 from selfverify.evaluation.samples import IMAGES, Progress
 from selfverify.experiments.command_config import TeacherConfig
+from selfverify.experiments.export import checked_image
 from selfverify.experiments.visual_data import TraceIndex, read_lines
 from selfverify.experiments.visual_judge import (
     VERDICTS,
@@ -332,7 +331,7 @@ def export_looks(folder: Path, output: Path, target: Target) -> tuple[int, int, 
         case "llama-factory":
             _write(output / "looks_sft.jsonl", (_factory(row, shown) for row in _traces(folder)))
             _write(output / "looks_pairs.jsonl", (_factory(row, shown) for row in _short_sides(folder)))
-            write_json(output / "dataset_info.json", _INFO)
+            write_bytes(output / _FACTORY_INFO.name, _FACTORY_INFO.read_bytes())
     return traces, pairs, len(shown.names)
 
 
@@ -344,21 +343,8 @@ def _short_sides(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 _SIDES = ("prompt", "chosen", "rejected")
-_TAGS = {
-    "role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant",
-    "observation_tag": "tool", "system_tag": "system",
-}  # fmt: skip
-_SETS = {"looks_sft": ["messages", "images"], "looks_pairs": ["messages", "chosen", "rejected", "images"]}
-_INFO = {
-    name: {
-        "file_name": f"{name}.jsonl",
-        **({"ranking": True} if "chosen" in columns else {}),
-        "formatting": "sharegpt",
-        "columns": {column: column for column in columns},
-        "tags": _TAGS,
-    }
-    for name, columns in _SETS.items()
-}
+_FACTORY_INFO = Path(__file__).with_name("dataset_info.json")
+"""LLaMA-Factory's description of the two data sets, which stands beside them."""
 
 
 class _ExportedImages:
@@ -377,15 +363,8 @@ class _ExportedImages:
         plain = Path(name).name
         if name != f"{IMAGES}/{plain}":
             raise DataError(f"{name[:80]!r} is no name of an image in {self.folder / IMAGES}")
-        try:
-            found = read_regular(self.folder / name)
-        except OSError as error:
-            raise DataError(f"the image {self.folder / name} is missing ({error.strerror})") from None
-        if plain not in self.names:
-            try:
-                Image.open(BytesIO(found)).verify()
-            except Exception as error:  # PIL raises of many kinds for damaged files
-                raise DataError(f"the image {self.folder / name} is damaged ({error})") from None
+        path = self.folder / name
+        found = read_regular(path) if plain in self.names else checked_image(path)
         if self.output is not None and plain not in self.names:
             make_folder(self.output / IMAGES)
             write_bytes(self.output / IMAGES / plain, found)

@@ -1,8 +1,7 @@
 """The charts of a report: which figures of its runs are drawn, with matplotlib, under which titles.
 
-A chart is inline SVG; `overview` is a PNG for a README. Colours are named in `PALETTE`. A PNG shows them as
-they are; an SVG refers to each as a CSS variable of the page (``var(--best, #0f8b6d)``), so that a figure
-follows the page into dark mode.
+A chart is inline SVG. Colours are named in `PALETTE`; the SVG refers to each as a CSS variable of the page
+(``var(--best, #0f8b6d)``), so that a figure follows the page into dark mode.
 """
 
 from __future__ import annotations
@@ -18,11 +17,10 @@ import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from selfverify.reports.run_data import STAGES, Line, RunData, words
+from selfverify.reports.run_data import STAGES, WORDING, Line, RunData, words
 from selfverify.selection.strategies import STRATEGIES
 
 PALETTE = {
@@ -33,15 +31,6 @@ PALETTE = {
 RUN_COLOURS = (
     "best", "majority", "wrong", "right", "oracle", "extra", "sky", "earth", "lime", "ink", "pass", "best2",
 )  # fmt: skip
-
-STRATEGY_LINES = {
-    "oracle": ("oracle", "--"),
-    "weighted": ("best", "-"),
-    "best": ("best2", "-"),
-    "majority": ("majority", "-"),
-    "first": ("pass", "--"),
-}
-"""Strategies that are drawn: colour and line style."""
 
 STYLE: Any = {
     "font.family": "sans-serif", "font.size": 10.5, "text.parse_math": False, "svg.fonttype": "none",
@@ -93,7 +82,7 @@ def draw_accuracy(
         limits: The ends of the accuracy axis, the same for charts that are to be compared.
     """
     ends = []
-    for name, (colour, style) in STRATEGY_LINES.items():
+    for name, (colour, style) in WORDING["strategies"].items():
         values = curves.get(STRATEGIES[name].figure)
         if values is None:
             continue
@@ -231,43 +220,13 @@ def running_mean(values: np.ndarray, reach: int) -> np.ndarray:
 
 def accuracy_limits(all_curves: Sequence[Mapping[str, Sequence[float] | None]]) -> tuple[float, float]:
     """Return common limits of accuracy charts, at steps of 10 %."""
-    drawn = [STRATEGIES[name].figure for name in STRATEGY_LINES]
+    drawn = [STRATEGIES[name].figure for name in WORDING["strategies"]]
     values = [value for curves in all_curves for figure in drawn for value in curves.get(figure) or ()]
     low, high = (
         np.floor(min(values, default=0) * 10 - 0.2) / 10,
         np.ceil(max(values, default=1) * 10 + 0.2) / 10,
     )
     return max(0.0, float(low)), min(1.02, float(high))
-
-
-def overview(
-    curves: Sequence[tuple[str, Mapping[str, Sequence[float] | None]]],
-    scores: Sequence[tuple[str, np.ndarray, np.ndarray]],
-) -> bytes:
-    """Return a PNG of 1600 x 700 pixels: accuracy against N on the left, score histograms on the right.
-
-    Args:
-        curves: Title and curves of each accuracy chart.
-        scores: Title, scores of right and scores of wrong answers of each histogram.
-    """
-    limits = accuracy_limits([values for _, values in curves])
-    with matplotlib.rc_context(STYLE | {"figure.facecolor": PALETTE["panel"], "font.size": 10.5}):
-        layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, wspace=0.06)
-        figure = Figure(figsize=(12.8, 5.6), layout=layout, dpi=125)
-        figure.patch.set_facecolor(PALETTE["panel"])
-        columns: Any = figure.subfigures(1, 2, width_ratios=[2, 1])
-        for axes, (title, values) in zip(
-            columns[0].subplots(1, len(curves), squeeze=False)[0], curves, strict=True
-        ):
-            draw_accuracy(axes, values, title, limits)
-        for axes, (title, right, wrong) in zip(
-            columns[1].subplots(len(scores), 1, squeeze=False, sharex=True)[:, 0], scores, strict=True
-        ):
-            draw_histogram(axes, right, wrong, title)
-            axes.label_outer()
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", facecolor=PALETTE["panel"])
-    return buffer.getvalue()
 
 
 def _percent(value: float, _: int | None = None) -> str:
@@ -304,26 +263,6 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
 
 MANY_POINTS = 40
 """A curve of more points than this is drawn with its running mean."""
-
-ENDING_CURVES = {
-    "conversation/stop": ("by itself", "best"),
-    "conversation/length": ("at a limit", "majority"),
-    "conversation/error": ("lost", "wrong"),
-}
-"""Logged metrics that show how conversations end: label and colour."""
-TIME_CURVES = {
-    "time/say_s": ("policy speaks", "best"),
-    "time/reply_s": ("episodes reply", "wrong"),
-    "time/hear_s": ("policy reads", "majority"),
-}
-"""Logged timings that show what the time of conversations goes into: label and colour."""
-
-SIGNAL_CURVES = {
-    "verification/correct_given_reward1": ("right, given reward 1", "right"),
-    "verification/score_is_1": ("score is 1", "wrong"),
-}
-"""Logged metrics that show what the verification reward pays for: label and colour."""
-
 
 Chart = dict[str, Any]
 """A chart as ``svg``, and ``note``, a sentence below it."""
@@ -394,21 +333,12 @@ def turns(runs: Sequence[RunData]) -> Iterator[Chart]:
             )
 
 
-STOPS = {
-    "{rule}": ("the verifier", "best"),
-    "self-stop": ("the model itself", "majority"),
-    "{rule}, random": ("verifier's times, shuffled", "wrong"),
-    "oracle": ("all needed was shown", "oracle"),
-}
-"""The rules that end looking, by the names of `visual_metrics.outcomes`: label and colour."""
-
-
 def stopping(runs: Sequence[RunData]) -> Iterator[Chart]:
     """Draw how often answers are right against the number of looks, by what ends looking."""
     for run in runs:
         rules = (run.stopping or {}).get("rules", {})
         for rule in (run.stopping or {}).get("verifier", {}):
-            named = {name.format(rule=rule): how for name, how in STOPS.items()}
+            named = {name.format(rule=rule): how for name, how in WORDING["stops"].items()}
             yield _chart(
                 draw_stops,
                 f"Right answers by the number of looks, {run.name}, {rule}",
@@ -442,35 +372,29 @@ def training(runs: Sequence[RunData]) -> Iterator[Chart]:
 
 def conversations(runs: Sequence[RunData]) -> Iterator[Chart]:
     """Draw how a step's conversations ended and what their time went into, two charts per run."""
-    note = "Shares of a step's conversations. Those that are lost take no part in training."
-    yield from _lines(runs, ENDING_CURVES, "How conversations end", note)
-    yield from _lines(runs, TIME_CURVES, "Seconds of a rollout", "Seconds of a step's rollout.", shares=False)
+    yield from _lines(runs, "conversations")
 
 
 def signal(runs: Sequence[RunData]) -> Iterator[Chart]:
     """Draw ADPO's Fig. 2 and 7: what a verification reward of 1 is paid for, and whether scores become 1."""
-    yield from _lines(runs, SIGNAL_CURVES, "Reward signal")
+    yield from _lines(runs, "signal")
 
 
-def _lines(
-    runs: Sequence[RunData],
-    curves: Mapping[str, tuple[str, str]],
-    title: str,
-    note: str = "",
-    shares: bool = True,
-) -> Iterator[Chart]:
-    """Draw logged metrics, a chart per run."""
-    for run in runs:
-        if lines := run.lines(curves):
-            yield _chart(
-                draw_lines,
-                f"{title} over training, {run.name}",
-                note,
-                lines=lines,
-                title=_title(runs, run, title),
-                percent=shares,
-                limits=(0, 1.02) if shares else None,
-            )
+def _lines(runs: Sequence[RunData], section: str) -> Iterator[Chart]:
+    """Draw a section's charts of logged metrics for each run."""
+    for chart in WORDING["lines"][section]:
+        title, shares = chart["title"], chart.get("shares", True)
+        for run in runs:
+            if lines := run.lines(chart["curves"]):
+                yield _chart(
+                    draw_lines,
+                    f"{title} over training, {run.name}",
+                    chart.get("note", ""),
+                    lines=lines,
+                    title=_title(runs, run, title),
+                    percent=shares,
+                    limits=(0, 1.02) if shares else None,
+                )
 
 
 def scores(runs: Sequence[RunData]) -> Iterator[Chart]:

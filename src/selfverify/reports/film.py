@@ -1,9 +1,9 @@
 """Film strips: stored conversations as a page shows them, message by message or frame by frame.
 
-A conversation in which a model has looked again has a frame for each step (`look_film`). The first frame has
-the question's images with all places that were looked at. A step's frame shows the image that was looked at
-with the box in it, what the tool made of that, the plan, the call, and the verifier's Δr on a scale with ε.
-The last one says what was answered, and why looking ended.
+A conversation in which a model has looked again has a frame for each step (`film_of_sample`). The first frame
+has the question's images with all places that were looked at. A step's frame shows the image that was looked
+at with the box in it, what the tool made of that, the plan, the call, and the verifier's Δr on a scale with
+ε. The last one says what was answered, and why looking ended.
 
 An agent's conversation has a frame for each round, then what was handed in and its votes (`agent_film`).
 An environment's pictures are those of the store. A task that can play a session again from the problem's
@@ -31,7 +31,6 @@ from selfverify.agents.judges.case import Judgement
 from selfverify.core.episode import Call, PolicyTurn
 from selfverify.core.errors import DataError
 from selfverify.core.images import to_rgb
-from selfverify.core.tags import parse_tagged
 from selfverify.core.trajectory import Finish
 from selfverify.data.images import FORMATS, file_inside
 from selfverify.evaluation.samples import StoredSample, StoredStep
@@ -40,7 +39,6 @@ from selfverify.tasks.tool_calls import is_number, json_at
 from selfverify.visual.calls import THOUGHT, read_look_call
 from selfverify.visual.episode import step_of
 from selfverify.visual.tools.gallery import ImagePart
-from selfverify.visual.traces import VisualTrace, is_image, parts_of
 
 _LONGEST_SIDE = 640
 """Larger images are scaled down to this many pixels, so that a report stays small enough to send."""
@@ -256,56 +254,6 @@ def film_of_sample(
     ]
     if not any(turn.step for turn in turns):
         return None
-    answer = None if sample.answer is None else answer_text(sample.answer)
-    return look_film(turns, asked, image, answer, None if sample.lost else sample.correct)
-
-
-def film_of_trace(trace: VisualTrace, image: Callable[[object], Shown]) -> Shown:
-    """Return a trace of the data of looking again as the page shows it."""
-    spoken = [n for n, message in enumerate(trace.messages) if message["role"] == "assistant"]
-    ends = [*spoken[1:], len(trace.messages)]
-    begun = trace.messages[: spoken[0] if spoken else None]
-    turns = [
-        LookTurn(
-            _words([trace.messages[place]]),
-            step_of(trace.steps[turn]) if turn < len(trace.steps) else None,
-            _words(trace.messages[place + 1 : end]),
-            _images(trace.messages[place + 1 : end]),
-        )
-        for turn, (place, end) in enumerate(zip(spoken, ends, strict=False))
-    ]
-    asked = {n: image(name) for n, name in enumerate(_images(begun), start=1)}
-    last = turns[-1].text if turns and turns[-1].step is None else ""
-    answer = parse_tagged(last).fields.get("answer")
-    return look_film(turns, asked, image, answer, None if trace.lost else trace.correct, trace.lost)
-
-
-def _images(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [str(part["image"]) for message in messages for part in parts_of(message) if is_image(part)]
-
-
-def _words(messages: Sequence[Mapping[str, Any]]) -> str:
-    return "".join(str(part.get("text", "")) for message in messages for part in parts_of(message))
-
-
-def look_film(
-    turns: Sequence[LookTurn],
-    asked: Mapping[int, Shown],
-    image: Callable[[object], Shown],
-    answer: str | None,
-    correct: bool | None,
-    lost: str = "",
-) -> Shown:
-    """Return a conversation as the template shows it.
-
-    Args:
-        turns: The model's turns; steps, and then an answer, if there is one.
-        asked: The question's images by number, as far as they were kept.
-        image: Shows the other images by name.
-        answer: The answer as its judge reads it; None shows what was said.
-        correct: Whether it is right; None where that is not known.
-        lost: Why the conversation broke off; empty where it did not.
-    """
     steps = [(turn, turn.step) for turn in turns if turn.step is not None][:MOST_STEPS]
     seen = SeenImages(asked)
     scale = max((abs(v) for _, step in steps for v in _measured(step)), default=0.0) * 1.15
@@ -314,11 +262,10 @@ def look_film(
     return {
         "asked": [seen.view(number, seen.looks.get(number, ())) for number in sorted(asked)],
         "frames": frames,
-        "why": _why(steps[-1][1] if steps else None, bool(said), lost),
+        "why": _why(steps[-1][1] if steps else None, bool(said)),
         "said": _ENDS.sub("", "".join(said)).strip(),
-        "answer": answer,
-        "correct": correct,
-        "measured": scale > 0,
+        "answer": None if sample.answer is None else answer_text(sample.answer),
+        "correct": None if sample.lost else sample.correct,
     }
 
 
@@ -395,10 +342,8 @@ def _gauge(step: Mapping[str, Any], scale: float) -> Shown | None:
     return shown
 
 
-def _why(final: Mapping[str, Any] | None, answered: bool, lost: str) -> str:
+def _why(final: Mapping[str, Any] | None, answered: bool) -> str:
     """Return why looking ended."""
-    if lost:
-        return f"It broke off: {lost}."
     if final is None:
         return "The model answered at first sight."
     at = f"after step {final['step']}"

@@ -14,16 +14,8 @@ import numpy as np
 
 from selfverify.evaluation.metrics import SampleTable, by_problem
 from selfverify.evaluation.samples import CORRECT_1, IMAGES, StoredSample, StoredStep
-from selfverify.reports.film import (
-    PageImages,
-    Shown,
-    agent_film,
-    end_of,
-    film_of_sample,
-    numbers,
-    strip,
-)
-from selfverify.reports.run_data import STAGES, RunData
+from selfverify.reports.film import PageImages, Shown, agent_film, end_of, film_of_sample, numbers, strip
+from selfverify.reports.run_data import STAGES, WORDING, RunData
 from selfverify.selection.rules import Floats, best_weights, cluster_boxes, elect
 from selfverify.tasks.base import Task
 
@@ -66,19 +58,7 @@ def _mark(value: Any, kind: str) -> Shown | None:
     return None
 
 
-KINDS = {
-    "corrected": ("Second turns correct more", 5),
-    "spoiled": ("Second turns spoil more", 5),
-    "even": ("Second turns correct as many as they spoil", 1),
-    "unchanged": ("Second turns change nothing", 1),
-    "wins": ("Own score beats the vote", 5),
-    "fails": ("The vote beats the own score", 4),
-    "missed": ("A right answer, missed by both", 2),
-    "both": ("Mixed, and both choose right", 3),
-    "same": ("All samples right, or all wrong", 1),
-    "wrong": ("Answered wrong", 6),
-    "right": ("Answered right", 6),
-}
+KINDS: dict[str, tuple[str, int]] = WORDING["problems"]
 """Kinds of problems in the order in which they are shown: a title, and how many are wanted."""
 
 MOST = 12
@@ -195,9 +175,6 @@ def _change(sample: StoredSample) -> str | None:
 
 MOST_SAMPLES = 2
 """Conversations about a problem that are shown of each evaluation."""
-
-Column = tuple[str, RunData, dict[str, list[StoredSample]]]
-"""An evaluation: its title, its run, and its samples by problem."""
 
 
 def has_agents(run: RunData) -> bool:

@@ -1,4 +1,4 @@
-"""Writes reports: self-contained HTML pages of runs, sessions and traces, and a picture for a README."""
+"""Writes reports: self-contained HTML pages of runs and sessions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from selfverify.core.errors import DataError
-from selfverify.core.files import flatten, make_folder, write_bytes, write_text
-from selfverify.core.problem import content_text
+from selfverify.core.files import flatten, make_folder, write_text
 from selfverify.evaluation.breakdown import SHOWN, tabulate
 from selfverify.evaluation.headline import READINGS
 from selfverify.evaluation.metrics import COLUMNS, tabulate_errors
 from selfverify.evaluation.samples import StoredSample
 from selfverify.reports import charts
-from selfverify.reports.film import PageImages, agent_film, answer_text, call_text, film_of_trace, signed
+from selfverify.reports.film import PageImages, agent_film, answer_text, call_text, signed
 from selfverify.reports.gallery import KINDS, agent_gallery, gallery, has_agents
 from selfverify.reports.run_data import (
     STAGE_TITLES,
@@ -34,7 +33,6 @@ from selfverify.reports.run_data import (
 )
 from selfverify.tasks.base import Task
 from selfverify.tasks.tool_episode import shortened
-from selfverify.visual.traces import VisualTrace
 
 _LONGEST = 6_000
 """Characters of a text that a frame shows; longer ones lose their middle."""
@@ -161,29 +159,6 @@ def _with_code(text: str) -> Markup:
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def write_overview(run_dir: str | Path, png_path: str | Path) -> Path:
-    """Write a PNG of 1600 x 700 pixels: accuracy against N and score histograms, before and after.
-
-    Raises:
-        DataError: The run has neither summaries with curves nor stored samples.
-    """
-    run = RunData(Path(run_dir))
-    curves, scores = [], []
-    for stage in STAGES:
-        if found := run.summaries.get(stage, {}).get("curves"):
-            curves.append((f"Accuracy {stage} training", found))
-        if run.samples.get(stage):
-            scores.append((f"Scores {stage} training", *run.scores(stage)))
-    if not curves or not scores:
-        raise DataError(
-            f"{run_dir} has no evaluated samples to draw: neither samples-before nor samples-after"
-        )
-    png_path = Path(png_path)
-    make_folder(png_path.parent)
-    write_bytes(png_path, charts.overview(curves, scores))
-    return png_path
-
-
 def _breakdown(run: RunData) -> tuple[RunData, list[dict[str, Any]], dict[str, str]] | None:
     """Return the task's own figures and categories of the later stage, and their heads; None without any."""
     for stage in reversed(STAGES):
@@ -197,36 +172,3 @@ def _breakdown(run: RunData) -> tuple[RunData, list[dict[str, Any]], dict[str, s
 
 def _cell(value: Any) -> str:
     return "–" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-def write_look_page(
-    traces: Sequence[VisualTrace], about: str, images: Path, out: Path, more: int = 0
-) -> Path:
-    """Write a page with a film strip of each trace.
-
-    Args:
-        traces: The traces that are shown.
-        about: Where they come from, in a sentence.
-        images: The folder of the images that they name. Images that are gone are left out, and that is said.
-        out: The HTML file; its folder is created.
-        more: How many others there are.
-
-    Returns:
-        The path of the file.
-
-    Raises:
-        DataError: There is no trace.
-    """
-    if not traces:
-        raise DataError("there is no conversation to be shown")
-    kept = PageImages()
-    cards = [
-        {
-            "id": trace.id,
-            "question": content_text(trace.messages[0]["content"]).strip(),
-            "film": film_of_trace(trace, kept.of_files(images)),
-        }
-        for trace in traces
-    ]
-    title = str(cards[0]["question"])[:80]
-    return _write_page(out, "look_page.html.j2", kept, title=title, cards=cards, about=about, more=more)

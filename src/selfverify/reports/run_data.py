@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,11 +18,11 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_
 from ruamel.yaml import YAML
 
 from selfverify.core.errors import DataError
-from selfverify.core.events import EVENTS_FILE, read_events, story
+from selfverify.core.events import EVENTS_FILE, read_events
 from selfverify.core.files import read_regular
 from selfverify.core.jsonl_store import read_rows
 from selfverify.evaluation.metrics import HEADLINE, MIXED_BOTH, paired_difference, summarise
-from selfverify.evaluation.samples import StoredSample, mean_time, read_samples
+from selfverify.evaluation.samples import StoredSample, read_samples
 from selfverify.reports.film import signed
 from selfverify.selection.strategies import STRATEGIES
 
@@ -126,12 +127,10 @@ class RunData:
         samples: The samples by stage.
         differences: `paired_difference` of the two stages; empty unless both have samples.
         steps: The lines of ``metrics.jsonl``, with those of ``timing.jsonl`` where there are any.
-        happened: `selfverify.core.events.story` of ``events.jsonl``.
+        happened: The `story` of ``events.jsonl``.
         problems: The entries of ``gallery/problems.json``.
         measured_only: Whether the folder comes from `selfverify eval`. Its samples have the stage ``after``,
             also if the model was never trained.
-        talk_times: Mean seconds of a conversation by phase (`selfverify.evaluation.samples.mean_time`),
-            by stage.
         missing: A sentence for each part of a report that cannot be shown, by section.
         colour: The name of its colour in charts (`selfverify.reports.charts.PALETTE`).
 
@@ -147,7 +146,6 @@ class RunData:
         self.summaries: dict[str, dict[str, Any]] = {}
         self.samples: dict[str, list[StoredSample]] = {}
         self.differences: dict[str, dict[str, Any]] = {}
-        self.talk_times: dict[str, dict[str, float]] = {}
         self.missing: dict[str, list[str]] = {}
         stored = read_metrics(path)
         self.settings: dict[str, Any] = stored.get("settings") or {}
@@ -157,7 +155,6 @@ class RunData:
             file = path / ("samples.jsonl" if self.measured_only else f"samples-{stage}.jsonl")
             if file.exists():
                 self.samples[stage] = read_samples(file)[1]
-                self.talk_times |= {stage: times} if (times := mean_time(file)) else {}
             else:
                 self.leave_out(
                     "scores", f"{file.name} is missing, so there is no score histogram {stage} training."
@@ -322,22 +319,19 @@ class Words(BaseModel):
     percent: bool = False
 
 
+WORDING: dict[str, Any] = YAML(typ="safe").load(Path(__file__).with_name("templates") / "words.yaml")
+"""All words of a report."""
+
+
 @cache
 def words(part: Literal["metrics", "curves"]) -> dict[str, Words]:
     """Return the words of all rows by their name in a summary, or of all curves by their name in the log."""
-    found = YAML(typ="safe").load((Path(__file__).parent / "templates" / "words.yaml").read_text("utf-8"))
     rules = {rule.at("{n}"): {"title": rule.title, "meaning": rule.meaning} for rule in STRATEGIES.values()}
-    return {name: Words.model_validate(given or rules[name]) for name, given in found[part].items()}
+    return {name: Words.model_validate(given or rules[name]) for name, given in WORDING[part].items()}
 
 
 _OF_TALKS = Words(title="Success rate", meaning="Share of conversations that reach their goal.")
 """The name of a single answer's figure in conversations."""
-_TALK_TILES = (
-    "pass@1", "oracle@{n}", "conversations.turns", "rewards.tool_errors", "conversations.length",
-    "conversations.error",
-)  # fmt: skip
-_TILES = ("pass@1", "majority@{n}", "weighted@{n}", "within_problem_auc")
-_TURN_TILES = ("turns.acc@t1", "turns.acc@t2", "turns.0->1", "turns.1->0")
 
 
 def tiles(run: RunData) -> list[dict[str, Any]]:
@@ -346,8 +340,8 @@ def tiles(run: RunData) -> list[dict[str, Any]]:
         return []
     rows = {row["name"]: row for row in table(run)}
     talks = "conversations.turns" in rows
-    names = _TURN_TILES if "turns.acc@t1" in rows else _TALK_TILES if talks else _TILES
-    return [rows[name] for name in names if name in rows]
+    kind = "turns" if "turns.acc@t1" in rows else "conversations" if talks else "answers"
+    return [rows[name] for name in WORDING["tiles"][kind] if name in rows]
 
 
 def table(run: RunData) -> list[dict[str, Any]]:
@@ -418,3 +412,49 @@ def percent(value: float) -> str:
 def points(value: float) -> str:
     """Return a difference of shares in percentage points, with its sign."""
     return signed(value * 100, 1)
+
+
+def story(events: Sequence[dict[str, Any]], named: int = 10) -> list[str]:
+    """Tell in sentences what happened to a run; returns an empty list if there was nothing but training.
+
+    Args:
+        events: The events of a run's file. Events before the last start without resuming are left out,
+            because they belong to an earlier run.
+        named: At most so many skipped problems, and so many other warnings, are named.
+    """
+    begun = [i for i, e in enumerate(events) if e["event"] == "started" and not e.get("resume")]
+    events = events[begun[-1] if begun else 0 :]
+    lines = []
+    for number, event in enumerate(events):
+        match event["event"]:
+            case "started" if number:
+                lines.append(f"started again from the beginning, there was no checkpoint ({_when(event)})")
+            case "resumed":
+                lost = f"; steps done again: {again}" if (again := event.get("steps_again")) else ""
+                lines.append(f"resumed at step {event.get('step')} ({_when(event)}){lost}")
+            case "interrupted" | "time_limit":
+                how = event["event"].replace("_", " ")
+                lines.append(f"{how} at step {event.get('step')} ({_when(event)})")
+            case "settings_changed":
+                lines.append(f"{event.get('message')} (step {event.get('step')}, {_when(event)})")
+            case "failed":
+                lines.append(f"failed at step {event.get('step')} ({_when(event)}): {event.get('message')}")
+    counts = Counter(event["event"] for event in events)
+    lines += [f"{words}: {counts[name]}" for name, words in WORDING["events"].items() if counts[name]]
+    # Once per text, because a run that was killed and resumed warns twice of the same thing.
+    lines += _some({str(e.get("message")): "" for e in events if e["event"] == "warning"}, named)
+    skipped = {str(e.get("problem")): str(e.get("reason")) for e in events if e["event"] == "problem_skipped"}
+    if skipped:
+        lines.append(f"problems skipped: {len(skipped)}")
+        lines += _some(skipped, named)
+    return lines
+
+
+def _some(named: dict[str, str], most: int) -> list[str]:
+    lines = [f"  {name}: {reason}" if reason else f"  {name}" for name, reason in named.items()]
+    more = len(lines) - most
+    return lines[:most] + ([f"  and {more} more, see {EVENTS_FILE}"] if more > 0 else [])
+
+
+def _when(event: dict[str, Any]) -> str:
+    return str(event.get("time", ""))[:19].replace("T", " ") + " UTC"

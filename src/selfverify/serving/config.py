@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from selfverify.core.config import CommandConfig, Seed, checked_address
+from selfverify.core.config import Config, Seed, checked_address
 from selfverify.core.errors import ConfigError
 from selfverify.selection.rules import Kind
 from selfverify.selection.stopping import Stopping
@@ -35,7 +35,7 @@ Temperature = AfterValidator(_divides)
 """Refuses sampling temperatures between 0 and the smallest that can be computed with."""
 
 
-class ChoosingConfig(CommandConfig):
+class ChoosingConfig(Config):
     """How candidates are chosen from, and when enough of them are there."""
 
     n: int = Field(8, ge=1, le=MOST_SAMPLES)
@@ -135,7 +135,7 @@ class BestOfConfig(ChoosingConfig):
     """Seconds after which the answer is chosen from the candidates that are there."""
 
 
-class BackendConfig(CommandConfig):
+class BackendConfig(Config):
     """The backend that writes the candidates: a model that is run here, or a server."""
 
     model: str | None = None
@@ -172,7 +172,7 @@ class BackendConfig(CommandConfig):
         return upstream
 
 
-class ListeningConfig(CommandConfig):
+class ListeningConfig(Config):
     """Where the gateway listens, and how it stops."""
 
     host: str = Field("127.0.0.1", min_length=1)
@@ -185,7 +185,7 @@ class ListeningConfig(CommandConfig):
     """The seconds that open requests get to finish when the gateway is stopped."""
 
 
-class GatewayConfig(CommandConfig):
+class GatewayConfig(Config):
     """How a gateway treats requests."""
 
     best_of: BestOfConfig = BestOfConfig()
@@ -229,7 +229,7 @@ class GatewayConfig(CommandConfig):
         return int(self.max_megapixels * 1e6)
 
 
-class ServeConfig(CommandConfig):
+class ServeConfig(Config):
     """A gateway: what writes, where it listens, and how it treats requests.
 
     A file of settings has these sections.
@@ -245,7 +245,7 @@ class ServeConfig(CommandConfig):
     """The limits of requests with a field `look`."""
 
 
-class QuestionConfig(CommandConfig):
+class QuestionConfig(Config):
     """The question: a question with images, or a problem of a built-in task."""
 
     question: str | None = Field(None, json_schema_extra={"argument": True})
@@ -272,7 +272,7 @@ class QuestionConfig(CommandConfig):
         return self
 
 
-class AnswererConfig(CommandConfig):
+class AnswererConfig(Config):
     """The model that answers: a model that is loaded here, or one behind a server."""
 
     model: str | None = None
@@ -285,7 +285,7 @@ class AnswererConfig(CommandConfig):
     """With `server`: the most seconds to wait."""
 
 
-class DrawsConfig(CommandConfig):
+class DrawsConfig(Config):
     """How one candidate is sampled."""
 
     temperature: Annotated[float, Temperature] = Field(1.0, ge=0.0)
@@ -323,7 +323,7 @@ class CandidateConfig(ChoosingConfig):
     """A file that `selfverify eval` fitted. By default the one in the model's folder, if it fits."""
 
 
-class SolveConfig(CommandConfig):
+class SolveConfig(Config):
     """One question, who answers it, and how its answer is chosen."""
 
     asked: QuestionConfig

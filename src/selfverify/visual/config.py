@@ -7,7 +7,7 @@ from typing import Literal
 from PIL.Image import Image
 from pydantic import Field, model_validator
 
-from selfverify.core.config import CommandConfig
+from selfverify.core.config import Config
 
 ANSWER_NOW = "You have looked enough. Call no more tools, and answer the question now."
 
@@ -18,7 +18,7 @@ SpaceName = Literal["pixels", "unit", "thousandths"]
 """How places are written: in pixels of the image as it is shown, in fractions or thousandths of its sides."""
 
 
-class ToolModelsConfig(CommandConfig):
+class ToolModelsConfig(Config):
     """Models behind the tools: folders or hub ids, loaded when a tool is first called."""
 
     detector: str | None = None
@@ -44,7 +44,7 @@ class ToolModelsConfig(CommandConfig):
     """Where the tools' models run: `cpu`, `cuda`, `cuda:1`."""
 
 
-class EndingConfig(CommandConfig):
+class EndingConfig(Config):
     """When a model ends looking, or is told to."""
 
     stop: str = Field("never", json_schema_extra={"option": "stop_looking"})

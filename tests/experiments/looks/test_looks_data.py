@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ from selfverify.experiments.recipe import to_yaml
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.visual_data import (
     INDUCE,
+    TraceIndex,
     Way,
-    all_traces,
     branch_looks,
     collect_looks,
     transcript,
@@ -34,11 +33,18 @@ from selfverify.experiments.visual_data import (
 from selfverify.experiments.visual_sets import judge_looks, make_sets, read_pairs
 from selfverify.policy.policy import Policy
 from selfverify.visual.pairs import Pairing
+from selfverify.visual.traces import VisualTrace
 from serving_servers import FakeUpstream, Loop
 from tables import put, yaml_cases
 
 EXPERT = TeacherConfig(expert=True)
 FREE = Pairing(match_lengths=False)
+
+
+def all_traces(folder: Path) -> list[VisualTrace]:
+    """The traces of a folder's journals, in their order."""
+    index = TraceIndex(folder)
+    return [trace for source, _, row in index.rows() for _, trace in index.traces_of(source, row)]
 
 
 def wrong_server(servers: Loop, text: str = "<think>7</think><answer>0</answer>") -> tuple[str, FakeUpstream]:
@@ -289,24 +295,6 @@ def test_a_full_disk_ends_the_sets(tmp_path: Path, servers: Loop) -> None:
             make_sets(tmp_path, FREE)
         assert all(path.read_bytes() == content for path, content in made)
         assert not list(tmp_path.glob("*.partial")) and make_sets(tmp_path, FREE) == wanted
-
-
-def test_a_full_disk_for_what_is_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index of many traces lies where the system keeps such files: the message says how to move it."""
-    collect_looks(far_recipe(), EXPERT, tmp_path, problems=1)
-    head, line = (tmp_path / "collected.jsonl").read_text().splitlines()
-    rows = [head, *(json.dumps(json.loads(line) | {"index": n, "problem": f"p{n}"}) for n in range(99))]
-    (tmp_path / "collected.jsonl").write_text("\n".join([*rows, ""]))
-
-    def small(name: str) -> sqlite3.Connection:
-        found = sqlite3.Connection(name)
-        found.execute("PRAGMA page_size = 512")
-        found.execute("PRAGMA max_page_count = 2")
-        return found
-
-    monkeypatch.setattr(sqlite3, "connect", small)
-    with pytest.raises(FileError, match=r"collected\.jsonl: there is no room for its index .* TMPDIR"):
-        make_sets(tmp_path, FREE)
 
 
 def test_the_commands(tmp_path: Path, servers: Loop) -> None:

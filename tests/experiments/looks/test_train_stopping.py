@@ -18,6 +18,7 @@ from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.experiments import train_stopping
 from selfverify.experiments import train_stopping as stages
+from selfverify.experiments.command_config import ListenerConfig
 from selfverify.experiments.recipe import Recipe, load_recipe, to_yaml
 from selfverify.experiments.run import evaluate_recipe, train
 from selfverify.experiments.visual_sets import Sets
@@ -52,9 +53,9 @@ class Stages:
                 write_looks(folder, problems=6)
 
         def calibrate(looks: Any, rule: str, target: str, wanted: float, progress: Any) -> None:
-            assert (Path(looks.verifier) / "adapter_config.json").is_file()
-            (Path(looks.verifier) / STOPPING_FILE).write_text("{}")
-            self.calibrated.append((looks.model, rule, target, wanted))
+            assert (Path(looks.how.verifier) / "adapter_config.json").is_file()
+            (Path(looks.how.verifier) / STOPPING_FILE).write_text("{}")
+            self.calibrated.append((looks.how.model, rule, target, wanted))
 
         def branch(recipe: Recipe, teacher: Any, folder: Path, way: str, samples: int, **_: Any) -> None:
             assert teacher.own and self.collected
@@ -123,12 +124,13 @@ def test_a_file_without_rows_costs_nothing(
     wanted = recipe(
         tmp_path, task={"name": "look", **dict.fromkeys(("train", "validation", "test"), str(rows))}
     )
+    listener = ListenerConfig(verifier=str(tmp_path), verifier_base="builtin:digits")
     monkeypatch.setattr(Policy, "load", None)
     for run in (
         lambda: stages.train_stopping(wanted),
         lambda: train(wanted.model_copy(update={"stopping": None})),
         lambda: evaluate_recipe(wanted),
-        lambda: stages.CappedLooks(wanted, None, str(tmp_path), "builtin:digits").hold("validation"),
+        lambda: stages.CappedLooks(wanted, listener).hold("validation"),
     ):
         with pytest.raises(DataError, match=r"rows\.jsonl (is empty|has no usable row)"):
             run()

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from selfverify.agents.android.device import PACKAGE
 from selfverify.agents.tools import Address
-from selfverify.core.config import CommandConfig
+from selfverify.core.config import Config
 
 
 def _address(given: str | None) -> str | None:
@@ -20,7 +20,7 @@ def _address(given: str | None) -> str | None:
     return given
 
 
-class AndroidResetConfig(CommandConfig):
+class AndroidResetConfig(Config):
     """Settings that make every session of a task begin alike."""
 
     how: Literal["snapshot", "clear", "none"]
@@ -67,7 +67,7 @@ class AndroidResetConfig(CommandConfig):
         return self
 
 
-class AndroidConfig(CommandConfig):
+class AndroidConfig(Config):
     """How devices are used."""
 
     reset: AndroidResetConfig
