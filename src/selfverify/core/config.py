@@ -225,8 +225,8 @@ class EngineConfig(Config):
     """The longest prompt, images included."""
 
     response_tokens: int | None = Field(None, ge=1)
-    """The longest conversation behind its prompt, what environments show included; null is `episode.tokens`, or
-    `sampling.max_new_tokens` where the model speaks once."""
+    """The longest conversation behind its prompt, what environments show included; null is `episode.tokens`,
+    or `sampling.max_new_tokens` where the model speaks once."""
 
     shared_prefix: bool = False
     """Forward a prompt once for all its answers, as our own trainer does, in place of flash-attn's rows
