@@ -30,8 +30,11 @@ class AndroidWorldSource(Source):
 class AndroidWorldSourceConfig(SourceConfig):
     """AndroidWorld's server, which has one device, and so one session."""
 
-    url: str = Field(description="Its address, such as http://127.0.0.1:5000.")
-    sessions: int = Field(1, ge=1, le=1, description="Sessions at the same time.")
+    url: str
+    """Its address, such as http://127.0.0.1:5000."""
+
+    sessions: int = Field(1, ge=1, le=1)
+    """Sessions at the same time."""
 
     def make(self) -> Source:
         """See `SourceConfig`."""

@@ -23,28 +23,24 @@ from selfverify_miniwob.tools import BrowserTools
 class BrowserAgentsConfig(AgentTaskConfig):
     """Which pages there are, and how they are shown and used."""
 
-    pages: list[str] | None = Field(
-        None, description="Tasks of MiniWoB++ (`miniwob.pages`); null is all that it registers."
-    )
-    test_pages: list[str] = Field(
-        [],
-        description="Tasks of the test split, which no other split has; where none is named, all splits have "
-        "the same tasks with other contents.",
-    )
-    browser: BrowserConfig = Field(
-        default_factory=BrowserConfig, description="How pages are shown, used and scored."
-    )
-    done_from: float = Field(
-        1.0, gt=0, le=1, description="From which reward of the page's own a task counts as done."
-    )
-    agent: AgentConfig = Field(
-        default_factory=lambda: AgentConfig(first_screen="given"),
-        description="Evidence, refused calls, reward. The first page is always given: it says what is asked.",
-    )
-    judge: JudgeConfig = Field(
-        default_factory=lambda: JudgeConfig(kind="state"),
-        description="Who judges submissions. `state` is the page's own reward; no rules know its goal.",
-    )
+    pages: list[str] | None = None
+    """Tasks of MiniWoB++ (`miniwob.pages`); null is all that it registers."""
+
+    test_pages: list[str] = []
+    """Tasks of the test split, which no other split has; where none is named, all splits have the same tasks
+    with other contents."""
+
+    browser: BrowserConfig = Field(default_factory=BrowserConfig)
+    """How pages are shown, used and scored."""
+
+    done_from: float = Field(1.0, gt=0, le=1)
+    """From which reward of the page's own a task counts as done."""
+
+    agent: AgentConfig = Field(default_factory=lambda: AgentConfig(first_screen="given"))
+    """Evidence, refused calls, reward. The first page is always given: it says what is asked."""
+
+    judge: JudgeConfig = Field(default_factory=lambda: JudgeConfig(kind="state"))
+    """Who judges submissions. `state` is the page's own reward; no rules know its goal."""
 
     @model_validator(mode="after")
     def _check(self) -> BrowserAgentsConfig:

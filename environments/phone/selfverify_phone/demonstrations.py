@@ -29,29 +29,28 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class Teacher(Config):
     """How well a demonstration does its work and chooses its evidence. Its way is always the shortest."""
 
-    least: int = Field(0, ge=0, description="Exhibits that are handed in at least, as far as there are any.")
-    most: int = Field(0, ge=0, description="How many at most; 0 is the smallest sufficient set.")
-    omits: Share = Field(
-        0.0, description="Share of demonstrations that leave an exhibit out which is needed."
-    )
-    smallest: Share = Field(
-        0.0,
-        description="Share of demonstrations that hand in the smallest sufficient set and nothing else; "
-        "rewards can only teach what is sampled now and then.",
-    )
-    stops_early: Share = Field(
-        0.0,
-        description="Share of demonstrations that hand in at the goal, without going on to a screen that "
-        "proves it.",
-    )
-    unfinished: Share = Field(
-        0.0, description="Share of demonstrated operations that hand in on the way, before they are done."
-    )
-    forgets: Share = Field(
-        0.0,
-        description="Share of demonstrated operations that hand in without the last tap, where that is on a "
-        "button which makes them count, such as save.",
-    )
+    least: int = Field(0, ge=0)
+    """Exhibits that are handed in at least, as far as there are any."""
+
+    most: int = Field(0, ge=0)
+    """How many at most; 0 is the smallest sufficient set."""
+
+    omits: Share = 0.0
+    """Share of demonstrations that leave an exhibit out which is needed."""
+
+    smallest: Share = 0.0
+    """Share of demonstrations that hand in the smallest sufficient set and nothing else; rewards can only
+    teach what is sampled now and then."""
+
+    stops_early: Share = 0.0
+    """Share of demonstrations that hand in at the goal, without going on to a screen that proves it."""
+
+    unfinished: Share = 0.0
+    """Share of demonstrated operations that hand in on the way, before they are done."""
+
+    forgets: Share = 0.0
+    """Share of demonstrated operations that hand in without the last tap, where that is on a button which
+    makes them count, such as save."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Teacher:

@@ -34,14 +34,12 @@ class PhoneJudgingConfig(TaskConfig):
     phone: PhoneAgentsConfig = Field(
         default_factory=lambda: PhoneAgentsConfig.model_validate(
             {"text": "terse", "agent": {"first_screen": "given"}}
-        ),
-        description="Whose work is judged: options of the task `phone`, for its kinds of tasks, splits and "
-        "screens.",
+        )
     )
-    reads: dict[Source, float] = Field(
-        {"chosen": 0.4, "all": 0.3, "last": 0.2, "message": 0.1},
-        description="What the judge reads beside the message, and how often each: shares that add up to 1.",
-    )
+    """Whose work is judged: options of the task `phone`, for its kinds of tasks, splits and screens."""
+
+    reads: dict[Source, float] = {"chosen": 0.4, "all": 0.3, "last": 0.2, "message": 0.1}
+    """What the judge reads beside the message, and how often each: shares that add up to 1."""
 
     @model_validator(mode="after")
     def _check(self) -> PhoneJudgingConfig:

@@ -31,41 +31,37 @@ LOOKING = frozenset({"get_current_xml"})
 class PhoneAgentsConfig(AgentTaskConfig):
     """Which tasks there are on the phone, and how it is shown and touched."""
 
-    apps: list[str] | None = Field(None, description="Apps that tasks are about; null is all there are.")
-    held_out: Unseen = Field(
-        "templates",
-        description="What the test split has that training has not: other contents of the same kinds of "
-        "tasks, kinds of tasks, or the apps `test_apps`.",
-    )
-    test_apps: list[str] = Field(
-        [],
-        description="Apps of the test split, with `held_out: apps`; if none is named, music and reader.",
-    )
-    start: Literal["home", "app"] = Field(
-        "home", description="Whether the phone shows its home screen at first, or the app already."
-    )
-    hostile: bool = Field(
-        False, description="Write texts on screens that try to deceive agents, readers and judges."
-    )
-    max_calls: int | None = Field(
-        None,
-        ge=2,
-        description="Leave out tasks of which an expert needs more calls: to the goal, to evidence, to hand "
-        "in, and to ask for the first screen where it is not given. `episode.turns` in a recipe with few "
-        "turns.",
-    )
-    address: Address = Field(
-        "ids", description="How calls name what they touch: by ids, or by bounds as the paper's tools do."
-    )
-    text: Literal["xml", "terse"] = Field(
-        "xml", description="Screens in words: compressed XML with bounds, or a few words with ids."
-    )
-    show: Literal["text", "png", "both"] = Field(
-        "text", description="Screens in words, as pictures, or both."
-    )
-    teacher: Teacher = Field(
-        default_factory=Teacher, description="How well demonstrations choose their evidence."
-    )
+    apps: list[str] | None = None
+    """Apps that tasks are about; null is all there are."""
+
+    held_out: Unseen = "templates"
+    """What the test split has that training has not: other contents of the same kinds of tasks, kinds of
+    tasks, or the apps `test_apps`."""
+
+    test_apps: list[str] = []
+    """Apps of the test split, with `held_out: apps`; if none is named, music and reader."""
+
+    start: Literal["home", "app"] = "home"
+    """Whether the phone shows its home screen at first, or the app already."""
+
+    hostile: bool = False
+    """Write texts on screens that try to deceive agents, readers and judges."""
+
+    max_calls: int | None = Field(None, ge=2)
+    """Leave out tasks of which an expert needs more calls: to the goal, to evidence, to hand in, and to ask
+    for the first screen where it is not given. `episode.turns` in a recipe with few turns."""
+
+    address: Address = "ids"
+    """How calls name what they touch: by ids, or by bounds as the paper's tools do."""
+
+    text: Literal["xml", "terse"] = "xml"
+    """Screens in words: compressed XML with bounds, or a few words with ids."""
+
+    show: Literal["text", "png", "both"] = "text"
+    """Screens in words, as pictures, or both."""
+
+    teacher: Teacher = Field(default_factory=Teacher)
+    """How well demonstrations choose their evidence."""
 
     @model_validator(mode="after")
     def _check(self) -> PhoneAgentsConfig:

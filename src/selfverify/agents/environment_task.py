@@ -34,10 +34,11 @@ from selfverify.tasks.tool_calls import short_name
 class ServerSourceConfig(SourceConfig):
     """A server that speaks OpenEnv's wire: `selfverify agent serve`, or anybody's. It is sent the key."""
 
-    url: str = Field(description="Its address, such as http://127.0.0.1:8000/phone.")
-    actions: Literal["tools", "plain"] = Field(
-        "tools", description="Whether its actions are calls of tools, or of one kind (`RemoteConfig`)."
-    )
+    url: str
+    """Its address, such as http://127.0.0.1:8000/phone."""
+
+    actions: Literal["tools", "plain"] = "tools"
+    """Whether its actions are calls of tools, or of one kind (`RemoteConfig`)."""
 
     def make(self) -> Source:
         from selfverify.connectors.openenv import RemoteConfig
@@ -49,9 +50,14 @@ class ServerSourceConfig(SourceConfig):
 class McpSourceConfig(SourceConfig):
     """A server of the Model Context Protocol, by its address or the command that starts it."""
 
-    url: str | None = Field(None, description="Its address, such as http://127.0.0.1:8000/mcp.")
-    command: list[str] = Field([], description="Or the command that starts one, with its arguments.")
-    begin: str | None = Field(None, description="The tool that begins a task, on our servers `begin`.")
+    url: str | None = None
+    """Its address, such as http://127.0.0.1:8000/mcp."""
+
+    command: list[str] = []
+    """Or the command that starts one, with its arguments."""
+
+    begin: str | None = None
+    """The tool that begins a task, on our servers `begin`."""
 
     @model_validator(mode="after")
     def _one(self) -> McpSourceConfig:
@@ -78,7 +84,8 @@ class McpSourceConfig(SourceConfig):
 class ProcessSourceConfig(SourceConfig):
     """A process of our own with an environment in it, such as a Gymnasium one."""
 
-    factory: str = Field(description="What makes an environment, as package.module:name.")
+    factory: str
+    """What makes an environment, as package.module:name."""
 
     def make(self) -> Source:
         from selfverify.connectors.sources import ProcessSource
@@ -122,24 +129,23 @@ SourceOf = Annotated[SerializeAsAny[SourceConfig], BeforeValidator(_by_kind)]
 class EnvironmentAgentsConfig(AgentTaskConfig, RowTaskConfig):
     """Which tasks there are (data files), and where environments come from."""
 
-    sources: list[SourceOf] = Field(
-        min_length=1,
-        description="Servers and processes: `kind` is server (OpenEnv's wire), mcp, process, or that of an "
-        "installed distribution, such as android-world. "
-        "As many conversations are held at the same time as they have sessions. Each training process "
-        "opens its own.",
-    )
-    wait_s: float = Field(120.0, gt=0, description="Seconds that a conversation waits for a session at most.")
-    looking: list[str] = Field([], description="Tools that show the state and do nothing; they are no steps.")
-    done_from: float | None = Field(
-        None,
-        description="From which sum of the environment's own rewards a task counts as done; null where it "
-        "scores nothing. AndroidWorld's is 1.",
-    )
-    agent: AgentConfig = Field(
-        default_factory=lambda: AgentConfig(first_screen="given"),
-        description="First screen, evidence, refused calls, reward.",
-    )
+    sources: list[SourceOf] = Field(min_length=1)
+    """Servers and processes: `kind` is server (OpenEnv's wire), mcp, process, or that of an installed
+    distribution, such as android-world. As many conversations are held at the same time as they have
+    sessions. Each training process opens its own."""
+
+    wait_s: float = Field(120.0, gt=0)
+    """Seconds that a conversation waits for a session at most."""
+
+    looking: list[str] = []
+    """Tools that show the state and do nothing; they are no steps."""
+
+    done_from: float | None = None
+    """From which sum of the environment's own rewards a task counts as done; null where it scores nothing.
+    AndroidWorld's is 1."""
+
+    agent: AgentConfig = Field(default_factory=lambda: AgentConfig(first_screen="given"))
+    """First screen, evidence, refused calls, reward."""
 
     @model_validator(mode="after")
     def _check(self) -> EnvironmentAgentsConfig:

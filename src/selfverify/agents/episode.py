@@ -46,29 +46,28 @@ _HEADING = re.compile(rf"(?:^|(?<=[{_ENDS}]))(?=[^\S{_ENDS}]*#+\s*round\b)", re.
 class AgentConfig(Config):
     """How an agent works and how its work is rewarded, in any environment."""
 
-    first_screen: Literal["asked", "given"] = Field(
-        "asked",
-        description="Whether the agent asks for the first screen (the paper's way), or is shown it, which "
-        "saves a turn. An agent can only hand in what it was shown.",
-    )
-    role: Literal["tool", "user"] = Field(
-        "tool", description="Who shows screens: `user` for chat templates without messages of tools."
-    )
-    errors_in_a_row: int = Field(
-        3,
-        ge=0,
-        description="Calls in a row that may be refused; they cost nothing. One more is a format error.",
-    )
-    overflow: Literal["format_error", "masked"] = Field(
-        "masked",
-        description="What running out of tokens is, by a turn that is cut off or by a full context: a format "
-        "error, as running out of turns is (the authors' release), or no part of training.",
-    )
-    longest_screen: int = Field(
-        12_000, ge=200, description="Characters of a screen; the middle of longer ones is left out."
-    )
-    evidence: EvidenceConfig = Field(default_factory=EvidenceConfig, description="What counts as evidence.")
-    reward: RewardConfig = Field(default_factory=RewardConfig, description="The reward's components (Eq. 3).")
+    first_screen: Literal["asked", "given"] = "asked"
+    """Whether the agent asks for the first screen (the paper's way), or is shown it, which saves a turn. An
+    agent can only hand in what it was shown."""
+
+    role: Literal["tool", "user"] = "tool"
+    """Who shows screens: `user` for chat templates without messages of tools."""
+
+    errors_in_a_row: int = Field(3, ge=0)
+    """Calls in a row that may be refused; they cost nothing. One more is a format error."""
+
+    overflow: Literal["format_error", "masked"] = "masked"
+    """What running out of tokens is, by a turn that is cut off or by a full context: a format error, as
+    running out of turns is (the authors' release), or no part of training."""
+
+    longest_screen: int = Field(12_000, ge=200)
+    """Characters of a screen; the middle of longer ones is left out."""
+
+    evidence: EvidenceConfig = Field(default_factory=EvidenceConfig)
+    """What counts as evidence."""
+
+    reward: RewardConfig = Field(default_factory=RewardConfig)
+    """The reward's components (Eq. 3)."""
 
 
 @dataclass(eq=False)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from selfverify.core.config import Config
 from selfverify.core.episode import Call, StepResult
@@ -74,21 +74,17 @@ Fig. 2b)."""
 class EvidenceConfig(Config):
     """Settings that say what counts as evidence."""
 
-    source: Source = Field(
-        "chosen",
-        description="What the judge reads: the exhibits that the agent has chosen, the last screen, all "
-        "screens, or the message alone (the baselines, in which `submit` takes a message only).",
-    )
-    judged: Source | None = Field(
-        None,
-        description="What the judge reads in place of that, while the agent goes on to hand in what `source` "
-        "says and is charged for it; null is the same as `source`.",
-    )
-    last_screen: bool = Field(
-        False,
-        description="Show the judge the last screen behind the exhibits that were chosen, so that evidence "
-        "which was undone later does not pass. It is not charged for.",
-    )
+    source: Source = "chosen"
+    """What the judge reads: the exhibits that the agent has chosen, the last screen, all screens, or the
+    message alone (the baselines, in which `submit` takes a message only)."""
+
+    judged: Source | None = None
+    """What the judge reads in place of that, while the agent goes on to hand in what `source` says and is
+    charged for it; null is the same as `source`."""
+
+    last_screen: bool = False
+    """Show the judge the last screen behind the exhibits that were chosen, so that evidence which was undone
+    later does not pass. It is not charged for."""
 
     @property
     def read(self) -> Source:

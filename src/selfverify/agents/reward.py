@@ -26,26 +26,24 @@ from selfverify.tasks.base import EVERY, Metric
 class RewardConfig(Config):
     """The sizes of the reward's components."""
 
-    relevant: float = Field(
-        0.2, ge=0, description="R_validity of evidence that has to do with the task (§4.2; §3.4 says 0.5)."
-    )
-    invalid: float = Field(
-        0.0,
-        le=0,
-        description="R_validity of evidence that has not. §4.2 has 0, §3.4 names a penalty, the authors' "
-        "release takes -1.",
-    )
-    success: float = Field(0.8, ge=0, description="R_complete of a task that is proven to be done (§4.2).")
-    format_error: float = Field(
-        -1.0, le=0, description="R_format where no proper submission was made; nothing is added to it (§4.2)."
-    )
-    conciseness: float = Field(
-        0.05,
-        ge=0,
-        description="Lambda: what each chosen exhibit costs (§3.4 gives no number; the release charges 0.1 "
-        "beyond three).",
-    )
-    free_evidence: int = Field(0, ge=0, description="Exhibits that cost nothing (the release: 3).")
+    relevant: float = Field(0.2, ge=0)
+    """R_validity of evidence that has to do with the task (§4.2; §3.4 says 0.5)."""
+
+    invalid: float = Field(0.0, le=0)
+    """R_validity of evidence that has not. §4.2 has 0, §3.4 names a penalty, the authors' release takes
+    -1."""
+
+    success: float = Field(0.8, ge=0)
+    """R_complete of a task that is proven to be done (§4.2)."""
+
+    format_error: float = Field(-1.0, le=0)
+    """R_format where no proper submission was made; nothing is added to it (§4.2)."""
+
+    conciseness: float = Field(0.05, ge=0)
+    """Lambda: what each chosen exhibit costs (§3.4 gives no number; the release charges 0.1 beyond three)."""
+
+    free_evidence: int = Field(0, ge=0)
+    """Exhibits that cost nothing (the release: 3)."""
 
 
 @dataclass(frozen=True, slots=True)

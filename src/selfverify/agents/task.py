@@ -27,26 +27,26 @@ from selfverify.tasks.tool_calls import CallForm
 class AgentTaskConfig(TaskConfig):
     """Options of every task of agents; a task adds those of its environment."""
 
-    prompt: Literal["principles", "examples", "task"] = Field(
-        "principles",
-        description="What the agent is told: how to work and to prove it (the 3C principles), the same with "
-        "examples of work on phones, or its task alone, for a policy that has learnt the rest from "
-        "demonstrations.",
-    )
-    react: bool = Field(
-        True, description="Whether the agent says before each call why it makes it (ReAct), or calls only."
-    )
-    calls: CallForm = Field(
-        "tagged",
-        description="How demonstrated calls are written: between <tool_call> tags; as plain JSON, which "
-        "leaves no room for words (`react: false`); or as plain JSON whose texts begin with a space "
-        "(`spaced`), so that small models copy words as they stand on a screen. Agents may write any.",
-    )
-    hints: list[str] = Field([], description="Kinds of apps of which the agent is told what is usual.")
-    agent: AgentConfig = Field(
-        default_factory=AgentConfig, description="First screen, evidence, refused calls, reward."
-    )
-    judge: JudgeConfig = Field(default_factory=JudgeConfig, description="Who judges submissions.")
+    prompt: Literal["principles", "examples", "task"] = "principles"
+    """What the agent is told: how to work and to prove it (the 3C principles), the same with examples of work
+    on phones, or its task alone, for a policy that has learnt the rest from demonstrations."""
+
+    react: bool = True
+    """Whether the agent says before each call why it makes it (ReAct), or calls only."""
+
+    calls: CallForm = "tagged"
+    """How demonstrated calls are written: between <tool_call> tags; as plain JSON, which leaves no room for
+    words (`react: false`); or as plain JSON whose texts begin with a space (`spaced`), so that small models
+    copy words as they stand on a screen. Agents may write any."""
+
+    hints: list[str] = []
+    """Kinds of apps of which the agent is told what is usual."""
+
+    agent: AgentConfig = Field(default_factory=AgentConfig)
+    """First screen, evidence, refused calls, reward."""
+
+    judge: JudgeConfig = Field(default_factory=JudgeConfig)
+    """Who judges submissions."""
 
     @model_validator(mode="after")
     def _check_calls(self) -> AgentTaskConfig:

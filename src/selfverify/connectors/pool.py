@@ -123,7 +123,8 @@ class SourceConfig(Config):
     """A source as recipes write it. Each kind has a class; distributions give theirs in ``SOURCES``."""
 
     kind: str
-    sessions: int = Field(8, ge=1, description="Sessions at the same time.")
+    sessions: int = Field(8, ge=1)
+    """Sessions at the same time."""
 
     def make(self) -> Source:
         """Return the source.
@@ -141,10 +142,8 @@ KEYS_VARIABLE = "SELFVERIFY_ENVIRONMENT_KEYS"
 class EnvironmentServerConfig(Config):
     """Which environments are served, where, and to whom."""
 
-    environments: list[str] = Field(
-        description="An environment: a name that is known here, or name=package.module:factory.",
-        json_schema_extra={"argument": True},
-    )
+    environments: list[str] = Field(json_schema_extra={"argument": True})
+    """An environment: a name that is known here, or name=package.module:factory."""
 
     options: Path | None = None
     """A YAML file with options of the task whose environment is served, as under `task` in its recipe."""

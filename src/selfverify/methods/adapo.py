@@ -32,47 +32,62 @@ _SHAPE = RewardShape()
 class AdaPOConfig(TwoTurnConfig):
     """Options of AdaPO, of its ablations, and of two-turn GRPO with fixed rewards."""
 
-    reward: Literal["adaptive", "fixed", "fixed-correction", "fixed-preservation"] = Field(
-        "adaptive",
-        description="Eq. 3-5; or their bases alone, with correcting (0->1) or keeping (1->1) an answer paid "
-        "`fixed_gap` more. Fixed rewards go with a fixed KL coefficient.",
-    )
-    positive: float = Field(1.0, description="R_base of trajectories that end right.")
-    negative: float = Field(-1.0, description="R_base of trajectories that end wrong.")
-    k_01: float = Field(_SHAPE.k_01, description="K of 0->1, at least 0: correcting pays more as P rises.")
-    k_11: float = Field(_SHAPE.k_11, description="K of 1->1, at most 0: keeping pays less as P rises.")
-    k_10: float = Field(_SHAPE.k_10, description="K of 1->0, at least 0: spoiling costs less as P rises.")
-    k_00: float = Field(_SHAPE.k_00, description="K of 0->0, at most 0: staying wrong costs more.")
-    threshold: float = Field(
-        _SHAPE.threshold, description="theta: the error rate P above which correcting pays more than keeping."
-    )
-    fixed_gap: float = Field(0.5, gt=0, description="What `fixed-correction` and `-preservation` pay more.")
-    kl: float = Field(0.001, ge=0, description="KL coefficient of both turns at least (beta_base).")
-    kl_1: float | None = Field(None, ge=0, description="beta_base of the first turn, if not `kl`.")
-    kl_2: float | None = Field(None, ge=0, description="beta_base of the second turn, if not `kl`.")
-    kl_scale: float = Field(
-        0.01, ge=0, description="lambda: what the rewards' gap adds to it; 0 is no dynamic KL."
-    )
-    silent_kl: bool = Field(
-        False,
-        description="The KL terms also hold groups without a signal, as without the paper's filter "
-        "(Appendix A.2). Off, such groups leave.",
-    )
-    turn_format_weight: float = Field(
-        0.0,
-        ge=0,
-        description="What each turn with malformed tags takes from the trajectory's reward. One that ends "
-        "right must still earn more than 0.",
-    )
-    zero_advantage: Literal["second_turn", "adaptive"] = Field(
-        "second_turn",
-        description="Groups without a signal: all second answers right or all wrong (Appendix A.2), or all "
-        "rewards equal.",
-    )
-    drop_truncated: bool = Field(
-        True, description="Leave out trajectories with a turn that was cut off, before any statistic."
-    )
-    scale_advantage: bool = Field(True, description="Divide by the group's standard deviation.")
+    reward: Literal["adaptive", "fixed", "fixed-correction", "fixed-preservation"] = "adaptive"
+    """Eq. 3-5; or their bases alone, with correcting (0->1) or keeping (1->1) an answer paid `fixed_gap`
+    more. Fixed rewards go with a fixed KL coefficient."""
+
+    positive: float = 1.0
+    """R_base of trajectories that end right."""
+
+    negative: float = -1.0
+    """R_base of trajectories that end wrong."""
+
+    k_01: float = _SHAPE.k_01
+    """K of 0->1, at least 0: correcting pays more as P rises."""
+
+    k_11: float = _SHAPE.k_11
+    """K of 1->1, at most 0: keeping pays less as P rises."""
+
+    k_10: float = _SHAPE.k_10
+    """K of 1->0, at least 0: spoiling costs less as P rises."""
+
+    k_00: float = _SHAPE.k_00
+    """K of 0->0, at most 0: staying wrong costs more."""
+
+    threshold: float = _SHAPE.threshold
+    """theta: the error rate P above which correcting pays more than keeping."""
+
+    fixed_gap: float = Field(0.5, gt=0)
+    """What `fixed-correction` and `-preservation` pay more."""
+
+    kl: float = Field(0.001, ge=0)
+    """KL coefficient of both turns at least (beta_base)."""
+
+    kl_1: float | None = Field(None, ge=0)
+    """beta_base of the first turn, if not `kl`."""
+
+    kl_2: float | None = Field(None, ge=0)
+    """beta_base of the second turn, if not `kl`."""
+
+    kl_scale: float = Field(0.01, ge=0)
+    """lambda: what the rewards' gap adds to it; 0 is no dynamic KL."""
+
+    silent_kl: bool = False
+    """The KL terms also hold groups without a signal, as without the paper's filter (Appendix A.2). Off, such
+    groups leave."""
+
+    turn_format_weight: float = Field(0.0, ge=0)
+    """What each turn with malformed tags takes from the trajectory's reward. One that ends right must still
+    earn more than 0."""
+
+    zero_advantage: Literal["second_turn", "adaptive"] = "second_turn"
+    """Groups without a signal: all second answers right or all wrong (Appendix A.2), or all rewards equal."""
+
+    drop_truncated: bool = True
+    """Leave out trajectories with a turn that was cut off, before any statistic."""
+
+    scale_advantage: bool = True
+    """Divide by the group's standard deviation."""
 
     @property
     def needs_reference(self) -> bool:
@@ -187,9 +202,8 @@ class AdaPO(TwoTurnMethod):
 class AdaPOADPOConfig(AdaPOConfig, ADPOConfig):
     """AdaPO's options, and those of ADPO's score channel. `kl` is AdaPO's; `score_kl` is `kl` by default."""
 
-    format_weight: float = Field(
-        0.1, ge=0, description="What a malformed score loses, unless `score_format_weight` says."
-    )
+    format_weight: float = Field(0.1, ge=0)
+    """What a malformed score loses, unless `score_format_weight` says."""
 
     @property
     def needs_reference(self) -> bool:

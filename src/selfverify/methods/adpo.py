@@ -25,33 +25,33 @@ from selfverify.objectives import (
 class ADPOConfig(PolicyGradientConfig):
     """Options of ADPO and of its ablations."""
 
-    verification: Literal["pairwise", "class_mean", "binary"] = Field(
-        "pairwise",
-        description="R^p by pairs (Eq. 5), against the other class's mean (§3.2's prose), or R^b (Eq. 4).",
-    )
-    credit: Literal["decoupled", "entangled"] = Field(
-        "decoupled", description="Two advantages on disjoint tokens (Eq. 9), or one of the sum (Eq. 8)."
-    )
-    verification_credit: Literal["normalised", "concordance", "expected"] = Field(
-        "normalised",
-        description="Group-normalised R^p as in the paper, the drift-free concordance credit, or that in "
-        "expectation over all scores the policy could have written.",
-    )
-    gamma: float = Field(
-        0.0, ge=0, lt=1, description="Margin of the contrastive set (Eq. 7); 0 is 'differs' (Eq. 6)."
-    )
-    score_weight: float = Field(1.0, ge=0, description="Loss weight of the score channel.")
-    score_kl: float | None = Field(
-        None, ge=0, description="The score channel's own KL coefficient; None is the answers' (`kl`)."
-    )
-    concordance_scale: float = Field(
-        4.0,
-        gt=0,
-        description="Multiplies the concordance and the expected credit, whose size is about 1/G of a "
-        "normalised one.",
-    )
-    tau_score: float = Field(0.5, ge=0, le=1, description="Score threshold of the binary reward (tau_s).")
-    tau_answer: float = Field(0.5, ge=0, le=1, description="Answer threshold of the binary reward (tau_a).")
+    verification: Literal["pairwise", "class_mean", "binary"] = "pairwise"
+    """R^p by pairs (Eq. 5), against the other class's mean (§3.2's prose), or R^b (Eq. 4)."""
+
+    credit: Literal["decoupled", "entangled"] = "decoupled"
+    """Two advantages on disjoint tokens (Eq. 9), or one of the sum (Eq. 8)."""
+
+    verification_credit: Literal["normalised", "concordance", "expected"] = "normalised"
+    """Group-normalised R^p as in the paper, the drift-free concordance credit, or that in expectation over
+    all scores the policy could have written."""
+
+    gamma: float = Field(0.0, ge=0, lt=1)
+    """Margin of the contrastive set (Eq. 7); 0 is 'differs' (Eq. 6)."""
+
+    score_weight: float = Field(1.0, ge=0)
+    """Loss weight of the score channel."""
+
+    score_kl: float | None = Field(None, ge=0)
+    """The score channel's own KL coefficient; None is the answers' (`kl`)."""
+
+    concordance_scale: float = Field(4.0, gt=0)
+    """Multiplies the concordance and the expected credit, whose size is about 1/G of a normalised one."""
+
+    tau_score: float = Field(0.5, ge=0, le=1)
+    """Score threshold of the binary reward (tau_s)."""
+
+    tau_answer: float = Field(0.5, ge=0, le=1)
+    """Answer threshold of the binary reward (tau_a)."""
 
     @property
     def needs_reference(self) -> bool:

@@ -276,16 +276,17 @@ class ShownMethod(Method):
 class PolicyGradientConfig(MethodConfig):
     """Options shared by methods that learn from group-relative rewards."""
 
-    kl: float = Field(0.01, ge=0, description="Coefficient of the KL to the reference policy (beta).")
-    format_weight: float = Field(
-        0.1,
-        ge=0,
-        description="What well-formed tags in the right order add to the answer's reward.",
-    )
-    score_format_weight: float | None = Field(
-        None, ge=0, description="What a malformed score loses; None is `format_weight`."
-    )
-    scale_advantage: bool = Field(True, description="Divide by the group's standard deviation (Eq. 1).")
+    kl: float = Field(0.01, ge=0)
+    """Coefficient of the KL to the reference policy (beta)."""
+
+    format_weight: float = Field(0.1, ge=0)
+    """What well-formed tags in the right order add to the answer's reward."""
+
+    score_format_weight: float | None = Field(None, ge=0)
+    """What a malformed score loses; None is `format_weight`."""
+
+    scale_advantage: bool = True
+    """Divide by the group's standard deviation (Eq. 1)."""
 
     @property
     def score_penalty(self) -> float:
@@ -326,9 +327,8 @@ def scores(group: Group) -> torch.Tensor:
 class TwoTurnConfig(MethodConfig):
     """The request that the second turn answers."""
 
-    second_turn: str = Field(
-        SECOND_TURN, min_length=1, description="What the second turn, and every further one, is asked."
-    )
+    second_turn: str = Field(SECOND_TURN, min_length=1)
+    """What the second turn, and every further one, is asked."""
 
 
 class TwoTurnMethod(Method):

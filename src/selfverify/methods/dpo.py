@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 class DPOConfig(MethodConfig):
     """The parts of a pair that are compared, and how strongly the policy is held to the reference."""
 
-    eta: float = Field(0.1, gt=0, description="The factor of the log-ratios (VTS-V's η, DPO's β).")
-    level: Literal["steps", "answer"] = Field(
-        "steps",
-        description="`steps`: all plans, actions and answers behind what both sides have in common (Eq. 10). "
-        "`answer`: each side's last turn alone, behind all that it has said and seen before: the baseline.",
-    )
+    eta: float = Field(0.1, gt=0)
+    """The factor of the log-ratios (VTS-V's η, DPO's β)."""
+
+    level: Literal["steps", "answer"] = "steps"
+    """`steps`: all plans, actions and answers behind what both sides have in common (Eq. 10). `answer`: each
+    side's last turn alone, behind all that it has said and seen before: the baseline."""
 
     @property
     def needs_reference(self) -> bool:

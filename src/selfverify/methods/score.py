@@ -24,40 +24,36 @@ from selfverify.objectives import group_advantage
 class SCoReConfig(TwoTurnConfig):
     """Options of SCoRe."""
 
-    first_stage: int = Field(
-        50,
-        ge=0,
-        description="Steps of stage I, in which only the second answer is rewarded and the first turn is "
-        "held by `first_kl`. From then on (stage II) both are rewarded, the second with a bonus for what it "
-        "changed.",
-    )
-    alpha: float = Field(
-        10.0,
-        ge=0,
-        description="Stage II: the second turn earns r2 + alpha (r2 - r1). The AdaPO paper writes 10, and a "
-        "range of [0, 1] beside it.",
-    )
-    kl: float = Field(0.01, ge=0, description="KL coefficient, but of the first turn in stage I.")
-    first_kl: float = Field(0.1, ge=0, description="Stage I: KL coefficient of the first turn.")
-    silent_kl: bool = Field(
-        True,
-        description="Hold the first turn of stage I also in groups whose second answers are all right or all "
-        "wrong, so that the strict KL counts for every problem. Off, such groups teach nothing and leave.",
-    )
-    first_turn: Literal["learns", "held"] = Field(
-        "learns",
-        description="What the first turn does in stage I: it learns from the second answer's reward, whose "
-        "expectation runs over both turns, or it is only held by its KL.",
-    )
-    format_weight: float = Field(
-        0.0,
-        ge=0,
-        description="What well-formed tags add to the reward of their turn; without a part in the bonus.",
-    )
-    scale_advantage: bool = Field(False, description="Divide by the group's standard deviation.")
-    drop_truncated: bool = Field(
-        True, description="Leave out trajectories with a turn that was cut off, before any statistic."
-    )
+    first_stage: int = Field(50, ge=0)
+    """Steps of stage I, in which only the second answer is rewarded and the first turn is held by `first_kl`.
+    From then on (stage II) both are rewarded, the second with a bonus for what it changed."""
+
+    alpha: float = Field(10.0, ge=0)
+    """Stage II: the second turn earns r2 + alpha (r2 - r1). The AdaPO paper writes 10, and a range of [0, 1]
+    beside it."""
+
+    kl: float = Field(0.01, ge=0)
+    """KL coefficient, but of the first turn in stage I."""
+
+    first_kl: float = Field(0.1, ge=0)
+    """Stage I: KL coefficient of the first turn."""
+
+    silent_kl: bool = True
+    """Hold the first turn of stage I also in groups whose second answers are all right or all wrong, so that
+    the strict KL counts for every problem. Off, such groups teach nothing and leave."""
+
+    first_turn: Literal["learns", "held"] = "learns"
+    """What the first turn does in stage I: it learns from the second answer's reward, whose expectation runs
+    over both turns, or it is only held by its KL."""
+
+    format_weight: float = Field(0.0, ge=0)
+    """What well-formed tags add to the reward of their turn; without a part in the bonus."""
+
+    scale_advantage: bool = False
+    """Divide by the group's standard deviation."""
+
+    drop_truncated: bool = True
+    """Leave out trajectories with a turn that was cut off, before any statistic."""
 
     @property
     def needs_reference(self) -> bool:

@@ -45,17 +45,21 @@ if TYPE_CHECKING:
 class SFTConfig(MethodConfig):
     """The choice of demonstrations, and the gap between the scores of right and wrong ones."""
 
-    right: int = Field(2, ge=0, description="Right demonstrations per problem.")
-    wrong: int = Field(1, ge=0, description="Wrong ones; their mistakes are context, never trained.")
-    score_gap: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="Distance between the mean score shown for the best and the worst answers. "
-        "0 teaches the format only; the scores then say nothing.",
-    )
-    score_weight: float = Field(1.0, ge=0, description="Loss weight of the score channel.")
-    score_noise: float = Field(0.25, ge=0, description="Standard deviation of the scores shown.")
+    right: int = Field(2, ge=0)
+    """Right demonstrations per problem."""
+
+    wrong: int = Field(1, ge=0)
+    """Wrong ones; their mistakes are context, never trained."""
+
+    score_gap: float = Field(0.0, ge=0, le=1)
+    """Distance between the mean score shown for the best and the worst answers. 0 teaches the format only;
+    the scores then say nothing."""
+
+    score_weight: float = Field(1.0, ge=0)
+    """Loss weight of the score channel."""
+
+    score_noise: float = Field(0.25, ge=0)
+    """Standard deviation of the scores shown."""
 
 
 class SFT(ShownMethod):
@@ -126,18 +130,16 @@ OBSERVED = "observed"
 class ConversationSFTConfig(MethodConfig):
     """Which demonstrations are shown, and how much each weighs."""
 
-    demonstrations: int = Field(1, ge=1, description="Conversations that are shown for each problem.")
-    share_turns: bool = Field(
-        False,
-        description="Weigh a conversation by one over the number of its turns (VTS-V, Eq. 3: 1/(H+1)), "
-        "together with `learner.loss.denominator: trajectory`.",
-    )
-    observed: float = Field(
-        0.0,
-        ge=0,
-        description="Weight of what the episode replies in words, which is then taught, too. A fresh small "
-        "model learns from it to copy words; a pretrained one does not need it.",
-    )
+    demonstrations: int = Field(1, ge=1)
+    """Conversations that are shown for each problem."""
+
+    share_turns: bool = False
+    """Weigh a conversation by one over the number of its turns (VTS-V, Eq. 3: 1/(H+1)), together with
+    `learner.loss.denominator: trajectory`."""
+
+    observed: float = Field(0.0, ge=0)
+    """Weight of what the episode replies in words, which is then taught, too. A fresh small model learns from
+    it to copy words; a pretrained one does not need it."""
 
 
 class ConversationSFT(ShownMethod):
@@ -191,18 +193,15 @@ class ConversationSFT(ShownMethod):
 class TurnsSFTConfig(TwoTurnConfig):
     """Where second turns come from, and which are learnt."""
 
-    source: Literal["demonstrated", "checked", "sampled"] = Field(
-        "demonstrated",
-        description="Behind the policy's own first turns: the first one again where it is right and a right "
-        "demonstration where it is wrong (cold start); or `checked`, the first one again where it passes the "
-        "task's check of what it says, be it right or wrong, and the check with a right answer behind it "
-        "otherwise; or the policy's own second turns, where right.",
-    )
-    rehearsal: SFTConfig | None = Field(
-        None,
-        description="Demonstrations as `sft` shows them, beside the second turns, so that "
-        "first answers and their scores are not forgotten. `{}` takes that method's defaults.",
-    )
+    source: Literal["demonstrated", "checked", "sampled"] = "demonstrated"
+    """Behind the policy's own first turns: the first one again where it is right and a right demonstration
+    where it is wrong (cold start); or `checked`, the first one again where it passes the task's check of what
+    it says, be it right or wrong, and the check with a right answer behind it otherwise; or the policy's own
+    second turns, where right."""
+
+    rehearsal: SFTConfig | None = None
+    """Demonstrations as `sft` shows them, beside the second turns, so that first answers and their scores are
+    not forgotten. `{}` takes that method's defaults."""
 
 
 class TurnsSFT(TwoTurnMethod):
@@ -313,11 +312,9 @@ def _rehearsed(trajectory: Trajectory) -> bool:
 class SelfImitationConfig(MethodConfig):
     """The choice of conversations that are learnt."""
 
-    keep: Literal["judged", "correct"] = Field(
-        "judged",
-        description="`judged`: those that the task's judges found a success, which is what the reward of "
-        "reinforcement learning knows; `correct`: those that are right by ground truth, with a proper end.",
-    )
+    keep: Literal["judged", "correct"] = "judged"
+    """`judged`: those that the task's judges found a success, which is what the reward of reinforcement
+    learning knows; `correct`: those that are right by ground truth, with a proper end."""
 
 
 class SelfImitation(Method):

@@ -18,8 +18,11 @@ from selfverify.tasks.tool_episode import ACTION
 class SmartSnapConfig(MethodConfig):
     """Options of SmartSnap."""
 
-    kl: float = Field(0.0, ge=0, description="Coefficient of the KL to the reference policy (§4.2: 0).")
-    scale_advantage: bool = Field(True, description="Divide by the group's standard deviation (Eq. 1).")
+    kl: float = Field(0.0, ge=0)
+    """Coefficient of the KL to the reference policy (§4.2: 0)."""
+
+    scale_advantage: bool = True
+    """Divide by the group's standard deviation (Eq. 1)."""
 
     @property
     def needs_reference(self) -> bool:

@@ -77,14 +77,17 @@ class Collected(StrictRow):
 class STaRConfig(TwoTurnConfig):
     """How conversations are collected, and how long they are learnt from."""
 
-    iterations: int = Field(2, ge=1, description="Times that conversations are sampled and learnt from.")
-    rounds: int = Field(2, ge=1, description="Turns behind the first, as long as the answer is wrong.")
-    problems: int = Field(
-        1000, ge=1, description="Training problems that each iteration samples, `sampling.group_size` times."
-    )
-    epochs: float = Field(
-        2.0, gt=0, description="Passes over an iteration's conversations; `learner.steps` at most."
-    )
+    iterations: int = Field(2, ge=1)
+    """Times that conversations are sampled and learnt from."""
+
+    rounds: int = Field(2, ge=1)
+    """Turns behind the first, as long as the answer is wrong."""
+
+    problems: int = Field(1000, ge=1)
+    """Training problems that each iteration samples, `sampling.group_size` times."""
+
+    epochs: float = Field(2.0, gt=0)
+    """Passes over an iteration's conversations; `learner.steps` at most."""
 
 
 class STaR(ShownMethod, TwoTurnMethod):

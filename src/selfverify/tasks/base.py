@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 from PIL.Image import Image
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 
 from selfverify.core.config import Config, RolloutLimits
 from selfverify.core.episode import Call, Episode, RolloutHook
@@ -82,11 +82,9 @@ class TaskConfig(Config):
 class ScoredTaskConfig(TaskConfig):
     """Options of a task that asks for a score behind each answer, as ADPO needs it."""
 
-    score: bool = Field(
-        True,
-        description="Ask for a score behind the answer. Without it the prompt and the tags have none, and no "
-        "format of one is paid: the twin that GRPO and methods without scores are compared on.",
-    )
+    score: bool = True
+    """Ask for a score behind the answer. Without it the prompt and the tags have none, and no format of one
+    is paid: the twin that GRPO and methods without scores are compared on."""
 
 
 @dataclass(slots=True)

@@ -136,23 +136,18 @@ def _divided(parts: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], 
 class ConversationsConfig(RowTaskConfig):
     """Which conversations there are, and how they are learnt."""
 
-    learn: Literal["turns", "conversations"] = Field(
-        "turns",
-        description="`turns`: each turn of the assistant is a problem of its own, behind all that was said "
-        "before (SmartSnap §4.1); `conversations`: all turns of a conversation at once.",
-    )
-    sample: int | None = Field(
-        None,
-        ge=1,
-        description="Learn from so many of the problems only, drawn by the run's seed (the paper: 100,000 of "
-        "550,000 turns).",
-    )
-    calls: CallForm = Field(
-        "tagged",
-        description="How calls are written that the file has as `tool_calls`: between <tool_call> tags, as "
-        "Qwen's models do; as plain JSON without words, as Llama's; or as plain JSON whose texts begin with "
-        "a space (`spaced`), as small models copy words.",
-    )
+    learn: Literal["turns", "conversations"] = "turns"
+    """`turns`: each turn of the assistant is a problem of its own, behind all that was said before (SmartSnap
+    §4.1); `conversations`: all turns of a conversation at once."""
+
+    sample: int | None = Field(None, ge=1)
+    """Learn from so many of the problems only, drawn by the run's seed (the paper: 100,000 of 550,000
+    turns)."""
+
+    calls: CallForm = "tagged"
+    """How calls are written that the file has as `tool_calls`: between <tool_call> tags, as Qwen's models do;
+    as plain JSON without words, as Llama's; or as plain JSON whose texts begin with a space (`spaced`), as
+    small models copy words."""
 
     @model_validator(mode="after")
     def _check(self) -> ConversationsConfig:

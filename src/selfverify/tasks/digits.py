@@ -85,11 +85,20 @@ def draw_grid(
 class DigitsSumConfig(ScoredTaskConfig):
     """Difficulty of `digits-sum`."""
 
-    count: int = Field(4, ge=1, le=12, description="Digits shown, at most.")
-    fewest: int | None = Field(None, ge=1, description="Digits shown, at least; None means always `count`.")
-    columns: int = Field(3, ge=1, le=12, description="Digits per row.")
-    cell: int = Field(16, ge=8, le=64, description="Side of a digit's cell in pixels.")
-    noise: Range = Field((0.0, 0.35), description="Range of the noise's standard deviation.")
+    count: int = Field(4, ge=1, le=12)
+    """Digits shown, at most."""
+
+    fewest: int | None = Field(None, ge=1)
+    """Digits shown, at least; None means always `count`."""
+
+    columns: int = Field(3, ge=1, le=12)
+    """Digits per row."""
+
+    cell: int = Field(16, ge=8, le=64)
+    """Side of a digit's cell in pixels."""
+
+    noise: Range = (0.0, 0.35)
+    """Range of the noise's standard deviation."""
 
     @model_validator(mode="after")
     def _check(self) -> DigitsSumConfig:
@@ -138,10 +147,17 @@ class DigitsSum(Task):
 class DigitsShownConfig(ScoredTaskConfig):
     """Difficulty of `digits-shown`."""
 
-    count: int = Field(6, ge=1, le=12, description="Digits shown.")
-    columns: int = Field(3, ge=1, le=12, description="Digits per row.")
-    cell: int = Field(16, ge=8, le=64, description="Side of each digit's cell in pixels.")
-    noise: Range = Field((0.0, 0.15), description="Range of the noise's standard deviation.")
+    count: int = Field(6, ge=1, le=12)
+    """Digits shown."""
+
+    columns: int = Field(3, ge=1, le=12)
+    """Digits per row."""
+
+    cell: int = Field(16, ge=8, le=64)
+    """Side of each digit's cell in pixels."""
+
+    noise: Range = (0.0, 0.15)
+    """Range of the noise's standard deviation."""
 
 
 class DigitsShown(Task):
@@ -204,11 +220,20 @@ class DigitsShown(Task):
 class DigitsLocateConfig(ScoredTaskConfig):
     """Difficulty of `digits-locate`."""
 
-    count: int = Field(3, ge=1, le=9, description="Digits on the canvas, all different.")
-    width: int = Field(64, ge=32, le=512, multiple_of=16, description="Canvas width in pixels.")
-    height: int = Field(48, ge=32, le=512, multiple_of=16, description="Canvas height in pixels.")
-    size: tuple[int, int] = Field((10, 18), description="Smallest and largest side of a digit in pixels.")
-    noise: Range = Field((0.0, 0.2), description="Range of the noise's standard deviation.")
+    count: int = Field(3, ge=1, le=9)
+    """Digits on the canvas, all different."""
+
+    width: int = Field(64, ge=32, le=512, multiple_of=16)
+    """Canvas width in pixels."""
+
+    height: int = Field(48, ge=32, le=512, multiple_of=16)
+    """Canvas height in pixels."""
+
+    size: tuple[int, int] = (10, 18)
+    """Smallest and largest side of a digit in pixels."""
+
+    noise: Range = (0.0, 0.2)
+    """Range of the noise's standard deviation."""
 
     @model_validator(mode="after")
     def _check(self) -> DigitsLocateConfig:

@@ -53,13 +53,15 @@ in as many ways as are wanted."""
 class DigitsPickConfig(DigitsShownConfig):
     """Difficulty of `digits-pick`."""
 
-    count: int = Field(6, ge=2, le=12, description="Digits shown.")
-    picks: int = Field(3, ge=1, le=8, description="Digits to pick.")
-    ways: tuple[Annotated[int, Field(ge=1)], int] | None = Field(
-        None,
-        description="Fewest and most of the ways to pick, place by place, that a problem's target can be had "
-        "in: few are hard to find, many are easy. null takes problems as they come.",
-    )
+    count: int = Field(6, ge=2, le=12)
+    """Digits shown."""
+
+    picks: int = Field(3, ge=1, le=8)
+    """Digits to pick."""
+
+    ways: tuple[Annotated[int, Field(ge=1)], int] | None = None
+    """Fewest and most of the ways to pick, place by place, that a problem's target can be had in: few are
+    hard to find, many are easy. null takes problems as they come."""
 
     reasoning: Reasoning = Field("sum", description=REASONING)
 
@@ -224,14 +226,27 @@ Part = DigitsPick | DigitsSum | DigitsLocate | DigitsShown
 class DigitsMixConfig(ScoredTaskConfig):
     """How often each task comes, and how hard its problems are."""
 
-    pick: int = Field(4, ge=0, description="Shares of digits-pick problems.")
-    sum: int = Field(2, ge=0, description="Shares of digits-sum problems.")
-    locate: int = Field(2, ge=0, description="Shares of digits-locate problems.")
-    shown: int = Field(0, ge=0, description="Shares of digits-shown problems.")
-    sum_noise: Range = Field((0.0, 0.35), description="Noise of the digits-sum problems.")
-    locate_digits: int = Field(3, ge=1, le=9, description="Digits on a digits-locate canvas.")
+    pick: int = Field(4, ge=0)
+    """Shares of digits-pick problems."""
+
+    sum: int = Field(2, ge=0)
+    """Shares of digits-sum problems."""
+
+    locate: int = Field(2, ge=0)
+    """Shares of digits-locate problems."""
+
+    shown: int = Field(0, ge=0)
+    """Shares of digits-shown problems."""
+
+    sum_noise: Range = (0.0, 0.35)
+    """Noise of the digits-sum problems."""
+
+    locate_digits: int = Field(3, ge=1, le=9)
+    """Digits on a digits-locate canvas."""
+
     pick_reasoning: Reasoning = Field("sum", description=f"For digits-pick problems. {REASONING}")
-    locate_noise: Range = Field((0.0, 0.2), description="Noise of the digits-locate problems.")
+    locate_noise: Range = (0.0, 0.2)
+    """Noise of the digits-locate problems."""
 
     @model_validator(mode="after")
     def _check(self) -> DigitsMixConfig:

@@ -79,29 +79,26 @@ _IMPLICIT = dict.fromkeys("ABCDEFGH", "")
 class MathRowsConfig(RowTaskConfig):
     """Where the rows are, and the limits of judging."""
 
-    timeout_s: float = Field(5.0, gt=0, description="Time limit of one comparison by math-verify.")
-    workers: int = Field(
-        1, ge=1, description="Processes that compare answers; with several, a whole batch at once."
-    )
+    timeout_s: float = Field(5.0, gt=0)
+    """Time limit of one comparison by math-verify."""
+
+    workers: int = Field(1, ge=1)
+    """Processes that compare answers; with several, a whole batch at once."""
 
 
 class MathConfig(ScoredTaskConfig, MathRowsConfig):
     """Where the rows are, how they are asked, and the limits of judging."""
 
-    form: Form = Field(
-        "think-answer",
-        description="The form of answers: reasoning and answer in tags (ADPO), the answer alone in its tag, "
-        "or `free`: any text that ends in an answer, also a boxed one (AdaPO).",
-    )
-    instruction: str | None = Field(
-        None,
-        description="The request for the answer's form, which follows every question; null asks for `form`, "
-        "and for a score if there is to be one.",
-    )
-    solved: bool = Field(
-        False,
-        description="Train only on rows whose `solution` can be shown, as supervised fine-tuning needs them.",
-    )
+    form: Form = "think-answer"
+    """The form of answers: reasoning and answer in tags (ADPO), the answer alone in its tag, or `free`: any
+    text that ends in an answer, also a boxed one (AdaPO)."""
+
+    instruction: str | None = None
+    """The request for the answer's form, which follows every question; null asks for `form`, and for a score
+    if there is to be one."""
+
+    solved: bool = False
+    """Train only on rows whose `solution` can be shown, as supervised fine-tuning needs them."""
 
     @model_validator(mode="after")
     def _check_form(self) -> MathConfig:

@@ -407,15 +407,15 @@ Profile = Literal[
 class MobileConfig(ScoredTaskConfig, RowTaskConfig):
     """Options of `mobile`."""
 
-    profile: Profile = Field(
-        "adpo", description="The published rules that decide what is right (docs/tasks-mobile.md)."
-    )
-    history: int = Field(32, ge=0, description="The most previous actions that are shown, the newest ones.")
-    step_instruction: bool = Field(
-        False,
-        description="Show a step's own instruction where the row has one (AndroidControl-Low). Without it "
-        "the goal and the actions so far are all that is said (AndroidControl-High, and ADPO's prompt).",
-    )
+    profile: Profile = "adpo"
+    """The published rules that decide what is right (docs/tasks-mobile.md)."""
+
+    history: int = Field(32, ge=0)
+    """The most previous actions that are shown, the newest ones."""
+
+    step_instruction: bool = False
+    """Show a step's own instruction where the row has one (AndroidControl-Low). Without it the goal and the
+    actions so far are all that is said (AndroidControl-High, and ADPO's prompt)."""
 
 
 class Mobile(RowTask):

@@ -34,28 +34,33 @@ from selfverify.tasks.base import Space, Task, TaskConfig
 class DataFileConfig(Config):
     """A data file or folder, and how it is read (`selfverify.data.rows.open_rows`)."""
 
-    path: PathText = Field(
-        min_length=1,
-        description="The file, or a folder whose files belong together; where there is none, `owner/name` is "
-        "a data set of the Hugging Face hub.",
-    )
-    format: str | None = Field(
-        None, description="The file's format, if it is not recognised (docs/data-formats.md)."
-    )
-    split: str | None = Field(None, description="The split to read, where there are several.")
-    config: str | None = Field(None, description="Of a data set of the hub: its configuration (subset).")
-    revision: str | None = Field(None, description="Of a data set of the hub: a branch, tag or commit.")
-    images: PathText | None = Field(
-        None, description="Folder that images' paths start from; by default the file's own folder."
-    )
-    limit: int | None = Field(None, ge=1, description="Read this many rows only.")
-    on_bad: Literal["skip", "refuse"] = Field(
-        "skip",
-        description="`skip` names, counts and leaves out rows that cannot be used; `refuse` stops at them.",
-    )
-    check_images: bool = Field(
-        False, description="Decode every image on opening, so that broken ones count as broken rows."
-    )
+    path: PathText = Field(min_length=1)
+    """The file, or a folder whose files belong together; where there is none, `owner/name` is a data set of
+    the Hugging Face hub."""
+
+    format: str | None = None
+    """The file's format, if it is not recognised (docs/data-formats.md)."""
+
+    split: str | None = None
+    """The split to read, where there are several."""
+
+    config: str | None = None
+    """Of a data set of the hub: its configuration (subset)."""
+
+    revision: str | None = None
+    """Of a data set of the hub: a branch, tag or commit."""
+
+    images: PathText | None = None
+    """Folder that images' paths start from; by default the file's own folder."""
+
+    limit: int | None = Field(None, ge=1)
+    """Read this many rows only."""
+
+    on_bad: Literal["skip", "refuse"] = "skip"
+    """`skip` names, counts and leaves out rows that cannot be used; `refuse` stops at them."""
+
+    check_images: bool = False
+    """Decode every image on opening, so that broken ones count as broken rows."""
 
     def open(self) -> Rows:
         """Return the file's rows (`open_rows`)."""
@@ -108,19 +113,18 @@ class RowSequence(Protocol):
 class RowTaskConfig(TaskConfig):
     """Where a task's rows are. A path alone is enough; `DataFileConfig` has what else can be said."""
 
-    train: File = Field(None, description="Data file or folder of the training problems.")
-    validation: File = Field(
-        None, description="Data file or folder of the validation problems, read in the file's order."
-    )
-    test: File = Field(
-        None, description="Data file or folder of the test problems, read in the file's order."
-    )
+    train: File = None
+    """Data file or folder of the training problems."""
 
-    uniform_over: Literal["source", "category"] | None = Field(
-        None,
-        description="Draw training problems such that each source, or each category, of the rows is as "
-        "frequent as the others, whatever its size (VTS-V §4.1: all task types of LLaVA-OneVision).",
-    )
+    validation: File = None
+    """Data file or folder of the validation problems, read in the file's order."""
+
+    test: File = None
+    """Data file or folder of the test problems, read in the file's order."""
+
+    uniform_over: Literal["source", "category"] | None = None
+    """Draw training problems such that each source, or each category, of the rows is as frequent as the
+    others, whatever its size (VTS-V §4.1: all task types of LLaVA-OneVision)."""
 
     def file(self, split: Split) -> DataFileConfig | None:
         """Return the data file of a split."""

@@ -33,12 +33,17 @@ _PARTS: dict[Split, tuple[int, ...]] = {"test": (0,), "validation": (1,), "train
 class WordSumsConfig(ScoredTaskConfig):
     """Difficulty of `word-sums`."""
 
-    largest: int = Field(20, ge=9, le=99, description="Largest number in a story; results may be larger.")
-    operations: tuple[int, int] = Field((1, 2), description="Fewest and most operations, within 1 to 3.")
-    products: float = Field(
-        0.3, ge=0, le=1, description="Share of stories that begin with a product (2 to 5 times 2 to 9)."
-    )
-    asides: float = Field(0.0, ge=0, le=1, description="Share of stories with a number that does not matter.")
+    largest: int = Field(20, ge=9, le=99)
+    """Largest number in a story; results may be larger."""
+
+    operations: tuple[int, int] = (1, 2)
+    """Fewest and most operations, within 1 to 3."""
+
+    products: float = Field(0.3, ge=0, le=1)
+    """Share of stories that begin with a product (2 to 5 times 2 to 9)."""
+
+    asides: float = Field(0.0, ge=0, le=1)
+    """Share of stories with a number that does not matter."""
 
     @model_validator(mode="after")
     def _check(self) -> WordSumsConfig:

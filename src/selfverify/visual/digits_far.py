@@ -135,60 +135,61 @@ def _within(part: int, size: int, frame: int, rng: np.random.Generator) -> int:
 class DigitsFarConfig(TaskConfig, EndingConfig):
     """Difficulty of `digits-far`, and when looking ends."""
 
-    cell: int = Field(192, ge=48, le=384, multiple_of=16, description="Side of a cell in pixels.")
-    thumbnail: int = Field(
-        16, ge=16, le=256, multiple_of=16, description="Side of the canvas as shown first."
-    )
-    shown: int = Field(32, ge=16, le=256, multiple_of=16, description="Side of an image that a tool returns.")
-    near: tuple[int, int] = Field(
-        (60, 72), description="Smallest and largest side of a near digit in pixels."
-    )
-    far: tuple[int, int] = Field((12, 13), description="Smallest and largest side of a far digit in pixels.")
-    far_share: float = Field(0.4, ge=0, le=1, description="How many of the digits are far, as a share.")
-    longest: int = Field(3, ge=1, le=9, description="Cells on the longest way, the 0's included.")
-    ends: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="The chance that a way ends in each of its cells, so that the number of looks says "
-        "nothing about it; null: all lengths up to the `longest` are alike.",
-    )
-    wander: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="How many demonstrations, as a share, look on after the 0 was seen: at one to three "
-        "parts of its cell, or with `think: none` at cells not visited yet, in random order.",
-    )
-    told: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="In how many training problems, as a share, the model is told to answer at the look "
-        "that shows the 0 or at one behind it, and may not before.",
-    )
-    noise: float = Field(0.1, ge=0, le=0.5, description="Noise of canvas and thumbnail, as a deviation.")
-    max_steps: int = Field(9, ge=1, le=32, description="Looks after which the model is told to answer.")
-    step_price: float = Field(
-        0.0, ge=0, le=1, description="What each look takes off the reward of a right answer, for training."
-    )
-    marks: bool = Field(
-        False, description="Whether the thumbnail, of 32 pixels at least, has the cells' numbers on it."
-    )
-    tools: Literal["crop-zoom", "none"] = Field(
-        "crop-zoom",
-        description="What the model looks with. With `none` it answers at once, from the thumbnail alone.",
-    )
-    think: Literal["way", "none"] = Field(
-        "way",
-        description="What stands before a call or an answer: the digit that is seen (with `tools: none` the "
-        "digits on the way), or nothing, so that no words tell whether to look on.",
-    )
-    results: Results = Field(
-        "shown",
-        description="What is shown of the images that tools make: themselves, one colour (`blanked`), or the "
-        "same part of another problem's canvas (`swapped`).",
-    )
+    cell: int = Field(192, ge=48, le=384, multiple_of=16)
+    """Side of a cell in pixels."""
+
+    thumbnail: int = Field(16, ge=16, le=256, multiple_of=16)
+    """Side of the canvas as shown first."""
+
+    shown: int = Field(32, ge=16, le=256, multiple_of=16)
+    """Side of an image that a tool returns."""
+
+    near: tuple[int, int] = (60, 72)
+    """Smallest and largest side of a near digit in pixels."""
+
+    far: tuple[int, int] = (12, 13)
+    """Smallest and largest side of a far digit in pixels."""
+
+    far_share: float = Field(0.4, ge=0, le=1)
+    """How many of the digits are far, as a share."""
+
+    longest: int = Field(3, ge=1, le=9)
+    """Cells on the longest way, the 0's included."""
+
+    ends: float | None = Field(None, gt=0, le=1)
+    """The chance that a way ends in each of its cells, so that the number of looks says nothing about it;
+    null: all lengths up to the `longest` are alike."""
+
+    wander: float = Field(0.0, ge=0, le=1)
+    """How many demonstrations, as a share, look on after the 0 was seen: at one to three parts of its cell,
+    or with `think: none` at cells not visited yet, in random order."""
+
+    told: float = Field(0.0, ge=0, le=1)
+    """In how many training problems, as a share, the model is told to answer at the look that shows the 0 or
+    at one behind it, and may not before."""
+
+    noise: float = Field(0.1, ge=0, le=0.5)
+    """Noise of canvas and thumbnail, as a deviation."""
+
+    max_steps: int = Field(9, ge=1, le=32)
+    """Looks after which the model is told to answer."""
+
+    step_price: float = Field(0.0, ge=0, le=1)
+    """What each look takes off the reward of a right answer, for training."""
+
+    marks: bool = False
+    """Whether the thumbnail, of 32 pixels at least, has the cells' numbers on it."""
+
+    tools: Literal["crop-zoom", "none"] = "crop-zoom"
+    """What the model looks with. With `none` it answers at once, from the thumbnail alone."""
+
+    think: Literal["way", "none"] = "way"
+    """What stands before a call or an answer: the digit that is seen (with `tools: none` the digits on the
+    way), or nothing, so that no words tell whether to look on."""
+
+    results: Results = "shown"
+    """What is shown of the images that tools make: themselves, one colour (`blanked`), or the same part of
+    another problem's canvas (`swapped`)."""
 
     @model_validator(mode="after")
     def _check(self) -> DigitsFarConfig:

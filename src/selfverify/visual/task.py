@@ -190,12 +190,11 @@ When you are sure, reply with your reasoning inside <think></think> and nothing 
 class LookQuestionsConfig(MathRowsConfig):
     """Where the rows are, how they are asked, and how a model looks."""
 
-    instruction: str = Field(
-        INSTRUCTION, description="The request for the answer's format, which follows every question."
-    )
-    look: VisualConfig = Field(
-        default_factory=VisualConfig, description="How the model looks, and with which tools."
-    )
+    instruction: str = INSTRUCTION
+    """The request for the answer's format, which follows every question."""
+
+    look: VisualConfig = Field(default_factory=VisualConfig)
+    """How the model looks, and with which tools."""
 
 
 class LookQuestions(VisualToolTask):
@@ -234,10 +233,11 @@ MARKED = "The numbers on an image name its parts; you may refer to them. "
 class MarkedQuestionsConfig(MathConfig):
     """Where the rows are, and how they are asked."""
 
-    score: bool = Field(False, description="Ask for a score behind the answer.")
-    instruction: str | None = Field(
-        MARKED + INSTRUCTION, description="What follows every question: the numbers, and the answer's format."
-    )
+    score: bool = False
+    """Ask for a score behind the answer."""
+
+    instruction: str | None = MARKED + INSTRUCTION
+    """What follows every question: the numbers, and the answer's format."""
 
 
 class MarkedQuestions(Math):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from selfverify.agents.android.androidlab import AndroidTask, read_lengths, read_tasks
 from selfverify.agents.android.config import AndroidConfig, AndroidTaskConfig
@@ -27,39 +27,40 @@ from selfverify.tasks.row_task import training_place
 class AndroidAgentsConfig(AgentTaskConfig):
     """Which tasks there are, on which devices."""
 
-    train: Path | None = Field(None, description="AndroidLab's YAML file of training tasks, or their folder.")
-    validation: Path | None = Field(None, description="Those of validation tasks.")
-    test: Path | None = Field(None, description="Those of test tasks.")
-    lengths: Path | None = Field(
-        None,
-        description="A JSON file with the calls that a person needs, by validation and test tasks' ids, for "
-        "RRR: AndroidLab's `tasks/human_ground_turth/ground_truth_length.json`.",
-    )
-    devices: list[str] = Field(
-        [],
-        description="Serial numbers of the devices, as `adb devices` lists them, or HOST:PORT/SERIAL where "
-        "another adb server has them. As many conversations are held at the same time; training processes "
-        "share them out.",
-    )
-    consoles: dict[str, str] = Field(
-        {},
-        description="By device, as `devices` names it, the HOST:PORT from which a tunnel leads to its "
-        "emulator's console, which listens on its own host only.",
-    )
-    sources: list[SourceOf] = Field(
-        [],
-        description="Servers of devices (`selfverify agent serve android`), with `kind: server`, `url` and "
-        "`sessions`. All training processes use them, also where they are more than the devices.",
-    )
-    unattended: list[str] = Field(
-        [],
-        description="Those of `devices` that are no emulators, such as containers and phones for tests: they "
-        "may be used without anybody being asked, within `android.allowed`. Others are refused.",
-    )
-    android: AndroidConfig = Field(description="How devices are reset, shown and touched.")
-    judge: JudgeConfig = Field(
-        description="Who judges submissions: `model` or `own`; no rules know the goals."
-    )
+    train: Path | None = None
+    """AndroidLab's YAML file of training tasks, or their folder."""
+
+    validation: Path | None = None
+    """Those of validation tasks."""
+
+    test: Path | None = None
+    """Those of test tasks."""
+
+    lengths: Path | None = None
+    """A JSON file with the calls that a person needs, by validation and test tasks' ids, for RRR:
+    AndroidLab's `tasks/human_ground_turth/ground_truth_length.json`."""
+
+    devices: list[str] = []
+    """Serial numbers of the devices, as `adb devices` lists them, or HOST:PORT/SERIAL where another adb
+    server has them. As many conversations are held at the same time; training processes share them out."""
+
+    consoles: dict[str, str] = {}
+    """By device, as `devices` names it, the HOST:PORT from which a tunnel leads to its emulator's console,
+    which listens on its own host only."""
+
+    sources: list[SourceOf] = []
+    """Servers of devices (`selfverify agent serve android`), with `kind: server`, `url` and `sessions`. All
+    training processes use them, also where they are more than the devices."""
+
+    unattended: list[str] = []
+    """Those of `devices` that are no emulators, such as containers and phones for tests: they may be used
+    without anybody being asked, within `android.allowed`. Others are refused."""
+
+    android: AndroidConfig
+    """How devices are reset, shown and touched."""
+
+    judge: JudgeConfig
+    """Who judges submissions: `model` or `own`; no rules know the goals."""
 
     @model_validator(mode="after")
     def _check(self) -> AndroidAgentsConfig:

@@ -114,27 +114,23 @@ def _templates() -> Templates:
 class JudgeConfig(Config):
     """The judge of submissions."""
 
-    kind: Literal["rules", "state", "model", "own"] = Field(
-        "rules",
-        description="`rules`: the task's goal, restricted to what the evidence shows; `state`: the goal in "
-        "the environment's state, whatever the evidence shows (Fig. 2a); `model`: a model behind a server; "
-        "`own`: the policy itself, or another one that is loaded here.",
-    )
-    jury: JuryConfig | None = Field(
-        None,
-        description="How many votes are asked for and how many decide; null is one vote by who is always of "
-        "one mind (rules, state, a policy at temperature 0), and two of three otherwise (§4.2).",
-    )
-    flipped: float = Field(
-        0.0,
-        ge=0,
-        lt=0.5,
-        description="Share of votes that are turned into their opposite, to see what a fallible judge does.",
-    )
-    server: ModelJudgeConfig | None = Field(None, description="The judge of `kind: model`.")
-    own: OwnJudgeConfig = Field(
-        default_factory=OwnJudgeConfig, description="Who judges with `kind: own`, and how it is sampled."
-    )
+    kind: Literal["rules", "state", "model", "own"] = "rules"
+    """`rules`: the task's goal, restricted to what the evidence shows; `state`: the goal in the environment's
+    state, whatever the evidence shows (Fig. 2a); `model`: a model behind a server; `own`: the policy itself,
+    or another one that is loaded here."""
+
+    jury: JuryConfig | None = None
+    """How many votes are asked for and how many decide; null is one vote by who is always of one mind (rules,
+    state, a policy at temperature 0), and two of three otherwise (§4.2)."""
+
+    flipped: float = Field(0.0, ge=0, lt=0.5)
+    """Share of votes that are turned into their opposite, to see what a fallible judge does."""
+
+    server: ModelJudgeConfig | None = None
+    """The judge of `kind: model`."""
+
+    own: OwnJudgeConfig = Field(default_factory=OwnJudgeConfig)
+    """Who judges with `kind: own`, and how it is sampled."""
 
     @model_validator(mode="after")
     def _check(self) -> JudgeConfig:
