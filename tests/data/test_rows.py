@@ -25,8 +25,9 @@ from data_files import (
     write_tar,
 )
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.events import EventLog, read_events, story
+from selfverify.core.events import EventLog, read_events
 from selfverify.data.rows import FORMATS, detect, open_rows
+from selfverify.reports.run_data import story
 
 ROW = {"question": "How many?", "answer": "3"}
 SHAPES: dict[str, Any] = {"text": "café", "shapes": []}
