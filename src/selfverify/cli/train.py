@@ -10,7 +10,7 @@ from pydantic import Field
 
 from selfverify.cli.options import Overrides, RecipeName, saved_model, say, settings_as_options
 from selfverify.core.config import Config, Seed
-from selfverify.core.errors import ConfigError
+from selfverify.core.errors import ConfigError, SelfVerifyError
 
 if TYPE_CHECKING:
     from selfverify.experiments.recipe import Recipe
@@ -122,7 +122,6 @@ def dry_run_lines(recipe: Recipe, resume: bool) -> list[str]:
 
 def plan_lines(recipe: Recipe, gpus: int, sharded: bool, heard: int | None) -> list[str]:
     """Return lines that tell people what a step takes, or why that cannot be said."""
-    from selfverify.core.errors import SelfVerifyError
     from selfverify.experiments.plan import make_plan
     from selfverify.policy.loading import is_at_hand
 
