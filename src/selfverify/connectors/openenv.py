@@ -138,10 +138,8 @@ def read_call(data: Mapping[str, Any]) -> Call | None:
     match data:
         case {"type": "list_tools"}:
             return None
-        case {"type": "call_tool", "tool_name": str(name), "arguments": dict(arguments)}:
-            return Call(name, arguments)
-        case {"type": "call_tool", "tool_name": str(name)} if "arguments" not in data:
-            return Call(name)
+        case {"type": "call_tool", "tool_name": str(name)} if isinstance(data.get("arguments", {}), dict):
+            return Call(name, data.get("arguments", {}))
     raise DataError(
         "the data of a step is {'type': 'call_tool', 'tool_name': NAME, 'arguments': {...}} "
         "or {'type': 'list_tools'}"
