@@ -15,9 +15,8 @@ from selfverify.clients.candidates import CandidateSampler, Mode, ScoreReader, r
 from selfverify.clients.openai_client import OpenAIClient
 from selfverify.clients.replies import Completion, Usage, soft_score, without_score
 from selfverify.core.errors import ConfigError, SelfVerifyError, ServerError
-from selfverify.core.problem import Problem
 from selfverify.serving.backend import NO_JUDGE, AnswerRequest, Backend, Draws, Events
-from selfverify.serving.schemas import ApiError, invalid_value, with_places
+from selfverify.serving.schemas import ApiError, invalid_value
 
 if TYPE_CHECKING:  # a gateway before a server needs no model here
     from selfverify.visual.task import VisualToolTask
@@ -38,10 +37,8 @@ class Upstream(Backend):
         client: The client of the server.
     """
 
-    name = "upstream"
     is_server = True
     default_verifier = "inline"
-    strict = False
 
     def __init__(self, client: OpenAIClient) -> None:
         self.client = client
@@ -168,19 +165,9 @@ class Upstream(Backend):
                 drawing.ready(reply)
 
         def hold() -> None:
-            pictures = [picture.decode() for picture in ask.pictures]
-            problem = Problem(ask.id or "request", with_places(ask.body["messages"]), pictures)
-            look_at_server(
-                look,
-                look.asked(problem),
-                replace(self.client.settings, timeout_s=max(ask.deadline - loop.time(), 0.1)),
-                {name: value for name, value in ask.body.items() if name != "messages"},
-                range(first, first + n),
-                over.is_set,
-                ask.looked,
-                lambda reply: loop.call_soon_threadsafe(arrived, reply),
-                usage,
-            )
+            server = replace(self.client.settings, timeout_s=max(ask.deadline - loop.time(), 0.1))
+            deliver = partial(loop.call_soon_threadsafe, arrived)
+            look_at_server(look, ask, server, range(first, first + n), over.is_set, deliver, usage)
 
         held = loop.run_in_executor(self._looking, hold)
         # Where the client has gone, no one asks for its exception.
