@@ -195,20 +195,15 @@ def train(recipe: RecipeName, settings: TrainConfig, overrides: Overrides = None
     start_processes(loaded)
     ranks.on_first(refuse_to_overwrite)
     with TrainingProgress() as shown:
+        how = settings.resume, shown.on_step, shown.on_phase
         if loaded.stopping is not None:
             if settings.replay is not None:
                 raise ConfigError("--replay: a run that makes its own pairs has no rollouts to replay")
             from selfverify.experiments.train_stopping import train_stopping
 
-            run = train_stopping(loaded, settings.resume, shown.on_step, shown.on_phase)
+            run = train_stopping(loaded, *how)
         else:
-            run = run_train(
-                loaded,
-                resume=settings.resume,
-                on_step=shown.on_step,
-                on_phase=shown.on_phase,
-                replay=settings.replay,
-            )
+            run = run_train(loaded, *how, replay=settings.replay)
     if ranks.stop():
         from selfverify.reports.run_data import story
 
