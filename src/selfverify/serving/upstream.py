@@ -164,9 +164,11 @@ class Upstream(Backend):
                 reply.score = own_score(reply, drawing.verifier, drawing.arrived(reply))
                 drawing.ready(reply)
 
+        def deliver(reply: Completion | Exception) -> None:
+            loop.call_soon_threadsafe(arrived, reply)
+
         def hold() -> None:
             server = replace(self.client.settings, timeout_s=max(ask.deadline - loop.time(), 0.1))
-            deliver = partial(loop.call_soon_threadsafe, arrived)
             look_at_server(look, ask, server, range(first, first + n), over.is_set, deliver, usage)
 
         held = loop.run_in_executor(self._looking, hold)
