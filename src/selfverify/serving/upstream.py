@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -152,7 +153,7 @@ class Upstream(Backend):
         """Draw candidates that look at the images again: conversations side by side, in one thread."""
         from selfverify.serving.visual import AT_ONCE, look_at_server  # it needs torch
 
-        loop, over, usage, left = asyncio.get_running_loop(), threading.Event(), Usage(), n
+        loop, over, usage, left = asyncio.get_running_loop(), threading.Event(), ask.usage, n
         faults = list[Exception]()
 
         def arrived(reply: Completion | Exception) -> None:
@@ -185,7 +186,7 @@ class Upstream(Backend):
         finally:
             over.set()  # at the deadline, or where the client has left
             held.cancel()  # where it still waits for a thread
-            ask.usage.take_in(usage)
+            ask.usage = deepcopy(usage)  # what still comes in counts no more
         if faults:
             raise faults[0]
 
