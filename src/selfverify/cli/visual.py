@@ -132,10 +132,10 @@ def calibrate(
     """
     from selfverify.experiments.train_stopping import calibrate_stopping
 
-    names = {"steps", "accuracy", "within"}
-    [held] = settings.model_dump(include=names, exclude_none=True).items()
+    given: dict[Any, float] = settings.model_dump(include={"steps", "accuracy", "within"}, exclude_none=True)
+    [(name, wanted)] = given.items()
     with bar("problems", hidden=as_json) as progress:
-        found = calibrate_stopping(_looks(target, settings, overrides), settings.rule, *held, progress)
+        found = calibrate_stopping(_looks(target, settings, overrides), settings.rule, name, wanted, progress)
     if as_json:
         print_json(found.plain())
         return
