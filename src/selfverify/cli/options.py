@@ -178,17 +178,9 @@ def _fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
             yield name, field
 
 
-def _named(model: type[BaseModel], place: Sequence[int | str]) -> str | None:
-    """Return the name of the option at whose ``place`` a model has found a fault, if it is one's."""
-    for part in place:
-        field = model.model_fields.get(str(part))
-        if field is None:
-            return None
-        inner = _model(field.annotation)
-        if inner is None:
-            return option_name(str(part), field)
-        model = inner
-    return None
+def _options(model: type[BaseModel]) -> dict[str, str]:
+    """Return the option of each field, as it is typed."""
+    return {name: _option(option_name(name, field)) for name, field in _fields(model)}
 
 
 def _option(name: str) -> str:
@@ -198,12 +190,8 @@ def _option(name: str) -> str:
 
 def _spelled(text: str, model: type[BaseModel]) -> str:
     """Return a text in which a model's fields that stand in backticks are spelled as options."""
-
-    def option(match: re.Match[str]) -> str:
-        found = next((field for name, field in _fields(model) if name == match[1]), None)
-        return match[0] if found is None else _option(option_name(match[1], found))
-
-    return re.sub(r"`(\w+)`", option, text)
+    options = _options(model)
+    return re.sub(r"`(\w+)`", lambda match: options.get(match[1], match[0]), text)
 
 
 def _parameter(
@@ -254,8 +242,9 @@ def _validated(model: type[BaseModel], values: dict[str, Any], given: set[str]) 
 
 def _complaint(model: type[BaseModel], fault: ErrorDetails) -> str:
     """Return what is wrong with an option, which is named as it is typed."""
-    name, said = _named(model, fault["loc"]), _spelled(reason(fault), model)
-    return said if name is None else f"{_option(name)}: {said}"
+    said = _spelled(reason(fault), model)
+    named = [option for name, option in _options(model).items() if name in fault["loc"]]
+    return ": ".join([*named[:1], said])
 
 
 def _nested(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from selfverify.cli.options import Overrides, RecipeName, saved_model, say, settings_as_options
 from selfverify.core.config import Config, Seed
-from selfverify.core.errors import ConfigError
+from selfverify.core.errors import ConfigError, SelfVerifyError
 
 if TYPE_CHECKING:
     from selfverify.experiments.recipe import Recipe
@@ -122,7 +122,6 @@ def dry_run_lines(recipe: Recipe, resume: bool) -> list[str]:
 
 def plan_lines(recipe: Recipe, gpus: int, sharded: bool, heard: int | None) -> list[str]:
     """Return lines that tell people what a step takes, or why that cannot be said."""
-    from selfverify.core.errors import SelfVerifyError
     from selfverify.experiments.plan import make_plan
     from selfverify.policy.loading import is_at_hand
 
@@ -196,20 +195,15 @@ def train(recipe: RecipeName, settings: TrainConfig, overrides: Overrides = None
     start_processes(loaded)
     ranks.on_first(refuse_to_overwrite)
     with TrainingProgress() as shown:
+        how = settings.resume, shown.on_step, shown.on_phase
         if loaded.stopping is not None:
             if settings.replay is not None:
                 raise ConfigError("--replay: a run that makes its own pairs has no rollouts to replay")
             from selfverify.experiments.train_stopping import train_stopping
 
-            run = train_stopping(loaded, settings.resume, shown.on_step, shown.on_phase)
+            run = train_stopping(loaded, *how)
         else:
-            run = run_train(
-                loaded,
-                resume=settings.resume,
-                on_step=shown.on_step,
-                on_phase=shown.on_phase,
-                replay=settings.replay,
-            )
+            run = run_train(loaded, *how, replay=settings.replay)
     if ranks.stop():
         from selfverify.reports.run_data import story
 

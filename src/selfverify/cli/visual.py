@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import Field, model_validator
@@ -29,9 +29,6 @@ from selfverify.cli.options import (
 from selfverify.core.config import Config
 from selfverify.experiments.command_config import ListenerConfig, TeacherConfig
 from selfverify.visual.config import ToolModelsConfig
-
-if TYPE_CHECKING:
-    from selfverify.visual.stopping import Target as StopTarget
 
 
 class ToolServerConfig(Config):
@@ -73,14 +70,9 @@ def serve(settings: ToolServerConfig) -> None:
 
     config = VisualConfig(**settings.models.model_dump(), tools=settings.tools, terminate="refuse")
     toolbox = make_toolbox(config)
-    serving = EnvironmentServerConfig(
-        environments=["looking"],
-        host=settings.host,
-        port=settings.port,
-        sessions=settings.sessions,
-        busy=config.tool_seconds + 30,
-        keys=settings.keys,
-    )
+    where = settings.model_dump(include={"host", "port", "sessions", "keys"})
+    busy = config.tool_seconds + 30
+    serving = EnvironmentServerConfig(environments=["looking"], busy=busy, **where)
     say = announced(settings.host, ", ".join(tool["function"]["name"] for tool in toolbox.schemas()))
     asyncio.run(serve_until_told(serving, say, {"looking": lambda: ToolSession(toolbox)}, content=LIMITS))
 
@@ -120,13 +112,6 @@ class StopTargetConfig(ListenerConfig):
             )
         return self
 
-    @property
-    def held(self) -> tuple[StopTarget, float]:
-        """The value to hold."""
-        names: tuple[StopTarget, ...] = ("steps", "accuracy", "within")
-        given = dict(self)
-        return next((name, given[name]) for name in names if given[name] is not None)
-
 
 @settings_as_options
 def calibrate(
@@ -147,7 +132,8 @@ def calibrate(
     """
     from selfverify.experiments.train_stopping import calibrate_stopping
 
-    name, wanted = settings.held
+    given: dict[Any, float] = settings.model_dump(include={"steps", "accuracy", "within"}, exclude_none=True)
+    [(name, wanted)] = given.items()
     with bar("problems", hidden=as_json) as progress:
         found = calibrate_stopping(_looks(target, settings, overrides), settings.rule, name, wanted, progress)
     if as_json:
@@ -208,8 +194,7 @@ def compare(
     """
     from selfverify.experiments.train_stopping import compare_stopping
 
-    given = {"absolute": settings.absolute, "signed": settings.signed}
-    epsilons: dict[Any, float] = {rule: epsilon for rule, epsilon in given.items() if epsilon is not None}
+    epsilons: dict[Any, float] = settings.model_dump(include={"absolute", "signed"}, exclude_none=True)
     with bar("problems", hidden=as_json) as progress:
         found = compare_stopping(_looks(target, settings, overrides), epsilons, progress)
     if as_json:

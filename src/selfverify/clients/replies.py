@@ -502,14 +502,6 @@ class Usage:
         self.complete = False
         self.candidate_tokens += written
 
-    def take_in(self, other: Usage) -> None:
-        """Count what was counted apart."""
-        for name in other.details:
-            self.details[name].update(other.details[name])
-        for name in ("prompt_tokens", "candidate_tokens", "verification_tokens", "calls"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.complete &= other.complete
-
     def as_openai(self, chosen_tokens: int) -> dict[str, Any]:
         """Return OpenAI's ``usage`` object; ``chosen_tokens`` counts the candidates that are returned."""
         completion = self.candidate_tokens + self.verification_tokens

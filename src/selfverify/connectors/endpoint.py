@@ -287,8 +287,10 @@ class Endpoint:
         await asyncio.gather(*(close_in_time(each.environment, self.name, limit_s) for each in closing))
 
     async def sweep(self) -> None:
-        """Close sessions that have been silent for too long; sockets watch their own."""
-        idle = [session for session in self._open.values() if session.silent and session.socket is None]
+        """Close sessions that have been silent for too long."""
+        idle = [session for session in self._open.values() if session.silent]
+        for session in idle:
+            session.lost = session.lost or f"nothing was asked for {self.limits.idle_s:g} s"
         if idle:
             await self.close(*idle)
 
@@ -322,31 +324,25 @@ class Endpoint:
 
     async def _converse(self, socket: web.WebSocketResponse, session: Session) -> None:
         """Answer message by message. A client that goes while it is answered breaks that off."""
-        idle_s = self.limits.idle_s
         receiving = asyncio.ensure_future(socket.receive())
         answering: asyncio.Future[str | None] | None = None
         try:
             while True:
-                await asyncio.wait({receiving}, timeout=idle_s)
-                if not receiving.done():
-                    if not session.silent:
-                        continue  # it is asked over HTTP
-                    return await _say(socket, f"nothing was asked for {idle_s:g} s", wire.SESSION_ERROR)
-                message, session.used = receiving.result(), time.monotonic()
+                message, session.used = await receiving, time.monotonic()
                 if message.type != WSMsgType.TEXT:
-                    return None
+                    return
                 receiving = asyncio.ensure_future(socket.receive())
                 answering = asyncio.ensure_future(self.answer(session, message.data))
                 await asyncio.wait({receiving, answering}, return_when=asyncio.FIRST_COMPLETED)
                 if not answering.done():
-                    return None  # it has gone, or speaks before it was answered
+                    return  # it has gone, or speaks before it was answered
                 reply = answering.result()
                 if reply is None:
-                    return None
+                    return
                 with suppress(ConnectionError):
                     await socket.send_str(reply)
                 if session.lost:
-                    return None
+                    return
         finally:
             for task in (receiving, answering):
                 if task is not None and not task.done():

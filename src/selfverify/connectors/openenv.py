@@ -138,10 +138,8 @@ def read_call(data: Mapping[str, Any]) -> Call | None:
     match data:
         case {"type": "list_tools"}:
             return None
-        case {"type": "call_tool", "tool_name": str(name), "arguments": dict(arguments)}:
-            return Call(name, arguments)
-        case {"type": "call_tool", "tool_name": str(name)} if "arguments" not in data:
-            return Call(name)
+        case {"type": "call_tool", "tool_name": str(name)} if isinstance(data.get("arguments", {}), dict):
+            return Call(name, data.get("arguments", {}))
     raise DataError(
         "the data of a step is {'type': 'call_tool', 'tool_name': NAME, 'arguments': {...}} "
         "or {'type': 'list_tools'}"
@@ -269,16 +267,9 @@ def read_observation(data: Mapping[str, Any], due: int, limits: ContentLimits, o
     # True and 1.0 are equal to 1, and are no numbers of rounds.
     if type(told) is not int or (told != due and not (error and 0 <= told == due - 1)):
         raise DataError(f"the observation is of round {str(told)[:20]}, and round {due} is due")
-    return StepResult(
-        told,
-        text,
-        images,
-        error,
-        done=_flag(metadata.get("done"), "done"),
-        truncated=_flag(metadata.get("truncated"), "truncated"),
-        reward=read_reward(data.get("reward")),
-        info=info if isinstance(info, dict) else {},
-    )
+    flags = {name: _flag(metadata, name) for name in ("done", "truncated")}
+    info = info if isinstance(info, dict) else {}
+    return StepResult(told, text, images, error, **flags, reward=read_reward(data.get("reward")), info=info)
 
 
 def _shown(shown: Mapping[str, Any], limits: ContentLimits) -> tuple[str, list[Image.Image]]:
@@ -308,7 +299,8 @@ def _error(shown: Mapping[str, Any]) -> str:
             return str(other)
 
 
-def _flag(value: object, name: str) -> bool:
+def _flag(metadata: Mapping[str, Any], name: str) -> bool:
+    value = metadata.get(name)
     if value is not None and not isinstance(value, bool):
         raise DataError(f"{name} is neither true nor false")
     return bool(value)

@@ -261,11 +261,6 @@ class EnvironmentPool:
         self._ended = False
         self._counts: Counter[str] = Counter()
 
-    @property
-    def sessions(self) -> int:
-        """The most sessions at once."""
-        return sum(place.source.sessions for place in self._places)
-
     def counters(self) -> dict[str, float]:
         """Return how many sessions were opened and lost, and how often a source was out of order."""
         names = "opened", "lost", "out_of_order"

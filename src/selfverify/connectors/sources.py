@@ -88,7 +88,6 @@ class ProcessSource(Source):
         served = [f"environment={environment}"]
         self.serving = EnvironmentServerConfig(environments=served, port=0, sessions=sessions)
         self.settings = settings or RemoteConfig("http://127.0.0.1")
-        self.restarts = 0
         self._process: asyncio.subprocess.Process | None = None
         self._server: ServerSource | None = None
         self._fails = 0
@@ -120,7 +119,6 @@ class ProcessSource(Source):
             reason = "it does not answer" if running else "it has died"
             note(logger, "environments_restarted", f"{self.name} is started anew: {reason}", reason=reason)
             await self._kill()
-            self.restarts += 1
             await self.start()
             return True
 

@@ -16,14 +16,14 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from selfverify.clients.replies import Completion, Usage
+from selfverify.clients.replies import Usage
 from selfverify.connectors.server import Keys
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.backend import AnswerRequest, Backend, Selection, Tell, check_choosing, select
@@ -56,30 +56,26 @@ if TYPE_CHECKING:
 
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_CANDIDATES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
     """One gateway's counters. Labels take few values: never a key, a prompt or a client's name."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "selfverify_requests", "Requests by path and status.", ["path", "status"], registry=registry
+        self.registry = CollectorRegistry()
+        counter = partial(Counter, namespace="selfverify", registry=self.registry)
+        histogram = partial(Histogram, namespace="selfverify", registry=self.registry)
+        self.requests = counter("requests", "Requests by path and status.", ["path", "status"])
+        self.seconds = histogram(
+            "request_seconds", "From the first byte to the last.", ["path"], buckets=_SECONDS
         )
-        self.seconds = Histogram(
-            "selfverify_request_seconds", "From the first byte to the last.", ["path"],
-            buckets=_SECONDS, registry=registry,
-        )  # fmt: skip
-        self.candidates = Counter("selfverify_candidates", "Candidates that arrived.", registry=registry)
-        self.tokens = Counter("selfverify_tokens", "Tokens by kind.", ["kind"], registry=registry)
-        self.upstream = Counter(
-            "selfverify_upstream_tries", "Calls to the model server by outcome.", ["outcome"],
-            registry=registry,
-        )  # fmt: skip
-        self.batch = Histogram(
-            "selfverify_batch_candidates", "Candidates sampled together by the own model.",
-            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256), registry=registry,
-        )  # fmt: skip
+        self.candidates = counter("candidates", "Candidates that arrived.")
+        self.tokens = counter("tokens", "Tokens by kind.", ["kind"])
+        self.upstream = counter("upstream_tries", "Calls to the model server by outcome.", ["outcome"])
+        self.batch = histogram(
+            "batch_candidates", "Candidates sampled together by the own model.", buckets=_CANDIDATES
+        )
 
     def text(self) -> bytes:
         """Return the counters in Prometheus's format."""
@@ -175,7 +171,15 @@ class Gateway:
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/health", self.health)
         app.router.add_get("/metrics", self.show_metrics)
-        add_page(app, self.settings, self.in_force, bool(self.keys), self.example, self.looking is not None)
+        begin = {
+            "best_of": self.in_force,
+            "most": self.settings.most_samples,
+            "needs_key": bool(self.keys),
+            "looks": self.looking is not None,
+            "image_bytes": self.settings.most_bytes * 3 // 4,  # of base64
+            "image_pixels": self.settings.most_pixels,
+        }
+        add_page(app, begin, self.example)
         app.on_response_prepare.append(self._sign)
         return app
 
@@ -189,13 +193,17 @@ class Gateway:
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Let a request through to its handler, if its caller may ask."""
         request[REQUEST_ID] = request_id(request.headers.get("x-request-id"))
-        begun, status = time.perf_counter(), 499  # that of a client that leaves
+        begun, response = time.perf_counter(), None
         self.in_flight += 1
         try:
-            response = await self._response(request, handler)
-            status = response.status
-            return response
+            self._admit(request)
+            response = await handler(request)
+        except ConnectionResetError:  # the client left while it was written to
+            raise
+        except Exception as error:
+            response = told(request, error).response
         finally:
+            status = 499 if response is None else response.status  # 499 where the client has left
             self.in_flight -= 1
             known = request.match_info.route.resource
             path = known.canonical if known is not None else "other"  # none that a client wrote
@@ -204,21 +212,12 @@ class Gateway:
             self.metrics.seconds.labels(path).observe(seconds)
             own_id, method = request[REQUEST_ID], request.method
             logger.info("%s %s %s %d %.0f ms", own_id, method, path, status, seconds * 1e3)
+        return response
 
     async def _sign(self, request: web.Request, response: web.StreamResponse) -> None:
         """Put what every response says into its headers."""
         if REQUEST_ID in request:  # aiohttp answers by itself what it cannot read
             response.headers["x-request-id"] = request[REQUEST_ID]
-
-    async def _response(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Return the handler's response, or the one that tells of its error."""
-        try:
-            self._admit(request)
-            return await handler(request)
-        except ConnectionResetError:  # the client left while it was written to
-            raise
-        except Exception as error:
-            return told(request, error).response
 
     def _admit(self, request: web.Request) -> None:
         """Raise `ApiError` if the caller may not ask now."""
@@ -375,10 +374,7 @@ class Gateway:
         if ask.look is not None and ask.best_of.progress == "events":
             ask.looked = looked
 
-        def tell(place: int, candidate: Completion) -> None:
-            progress(stream, ask.best_of, place, candidate)
-
-        working = asyncio.ensure_future(self._select(ask, asked.n, tell))
+        working = asyncio.ensure_future(self._select(ask, asked.n, partial(progress, stream, ask.best_of)))
         try:
             await stream.follow(working, self.keep_alive_s)
             outcome = working.result()
@@ -422,7 +418,8 @@ class Gateway:
         now = asyncio.get_running_loop().time()
         if now - self._asked_at >= 1.0:
             self._asked_at, self._fault = now, await self.backend.fault()
-        told = {"backend": self.backend.name, "in_flight": self.in_flight}
+        kind = "upstream" if self.backend.is_server else "local"
+        told = {"backend": kind, "in_flight": self.in_flight}
         if self._fault is None:
             return json_response({"status": "ok"} | told)
         return json_response({"status": "unready", "fault": self._fault} | told, status=503)

@@ -143,17 +143,13 @@ class Backend(ABC):
     """Writes and scores candidates. Use it as an asynchronous context manager.
 
     Attributes:
-        name: ``local`` or ``upstream``.
         is_server: Whether requests go to a server: messages as they are, and those without selection through
             `pass_on`. A model that runs here gets messages with places for images.
         default_verifier: The verifier where a request names none.
-        strict: Whether answers have to be in tags to be read, if the format was asked for.
     """
 
-    name: str
     is_server: bool
     default_verifier: str
-    strict: bool
 
     async def __aenter__(self) -> Self:
         """Open what the backend needs."""
@@ -271,7 +267,7 @@ async def select(
     """
     settings = ask.best_of
     verifier = settings.verifier or backend.default_verifier
-    strict = backend.strict and settings.instruction
+    strict = settings.instruction and not backend.is_server  # a model that runs here was taught the tags
     fusion = fusion_of(verifier, calibration.fusion if calibration else None)
     read = read or partial(read_text, kind=settings.answers, strict=strict)
     drawing = Draws("soft" if fusion else verifier, read, tell, fusion)

@@ -285,12 +285,12 @@ def likeliest(
         policy: Wrote the answers.
         prompt: The prompt of the answers.
         answers: Their tokens.
-        most: How many alternatives, from 1; fewer where the model knows fewer tokens.
+        most: How many alternatives; fewer where the model knows fewer tokens.
         temperature: Divides the logits; 0 is read as 1.
     """
-    batch = policy.stack([[*answers]])
-    if not sum(map(len, answers)):
+    if not most or not any(answers):
         return [[] for _ in answers]
+    batch = policy.stack([[*answers]])
     [hidden_grh] = policy.hidden_states([prompt], batch)
     found: list[Likeliest] = []
     for states_rh, tokens in zip(hidden_grh, answers, strict=True):

@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from selfverify.core.config import Config, Seed, checked_address
 from selfverify.core.errors import ConfigError
@@ -35,13 +36,27 @@ Temperature = AfterValidator(_divides)
 """Refuses sampling temperatures between 0 and the smallest that can be computed with."""
 
 
+def _taken_by(check: Callable[[str], str]) -> AfterValidator:
+    """Return a validator that puts what ``check`` returns in a value's place, and refuses what it refuses."""
+
+    def checked(value: str | None) -> str | None:
+        try:
+            return None if value is None else check(value)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
+    return AfterValidator(checked)
+
+
 class ChoosingConfig(Config):
     """How candidates are chosen from, and when enough of them are there."""
 
     n: int = Field(8, ge=1, le=MOST_SAMPLES)
     """The most candidates: sampled answers, of which one is chosen."""
 
-    strategy: str = Field("weighted", description=f"How the answer is chosen: {_STRATEGIES}.")
+    strategy: Annotated[str, _taken_by(lambda name: strategy_for_use(name).name)] = Field(
+        "weighted", description=f"How the answer is chosen: {_STRATEGIES}."
+    )
 
     verifier: str | None = None
     """The verifier of candidates: `inline` (the model wrote it), `soft` (what the probabilities of the
@@ -88,14 +103,6 @@ class ChoosingConfig(Config):
         """Whether all ``n`` candidates are drawn, as those were that a calibration is fitted on."""
         return self.stop == "never" and self.budget_tokens is None
 
-    @field_validator("strategy")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        try:
-            return strategy_for_use(name).name
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-
     @property
     def options(self) -> StrategyConfig:
         """The options of the strategy."""
@@ -135,13 +142,17 @@ class BestOfConfig(ChoosingConfig):
     """Seconds after which the answer is chosen from the candidates that are there."""
 
 
+def _address(upstream: str) -> str:
+    return checked_address(upstream, "http://127.0.0.1:8000/v1", "in $SELFVERIFY_SERVER_API_KEY")
+
+
 class BackendConfig(Config):
     """The backend that writes the candidates: a model that is run here, or a server."""
 
     model: str | None = None
     """Run this model here: `builtin:NAME`, a folder, or a hub id."""
 
-    upstream: str | None = None
+    upstream: Annotated[str | None, _taken_by(_address)] = None
     """Let the OpenAI-compatible server at this address answer instead; one without a path gets `/v1`."""
 
     judge: list[str] = []
@@ -160,16 +171,6 @@ class BackendConfig(Config):
         if self.upstream is not None and self.judge:
             raise ValueError("`judge` needs `model`; in front of a server say `verifier` judge:MODEL")
         return self
-
-    @field_validator("upstream")
-    @classmethod
-    def _is_address(cls, upstream: str | None) -> str | None:
-        if upstream is not None:
-            try:
-                checked_address(upstream, "http://127.0.0.1:8000/v1", "in $SELFVERIFY_SERVER_API_KEY")
-            except ConfigError as error:
-                raise ValueError(str(error)) from None
-        return upstream
 
 
 class ListeningConfig(Config):

@@ -241,20 +241,13 @@ class Batcher:
             for job, samples in zip(alive, sampled, strict=True)
             if not job.done.done()
         }
-        others = {job: self._likeliest(job, prompts[job], group) for job, group in groups.items()}
         if groups and not isinstance(alive[0].verifier, ServerJudge):
             score_groups(list(groups.values()), alive[0].verifier)
         for job, group in groups.items():
-            results[job] = Drawn(group.trajectories, others[job], len(prompts[job].ids))
+            answers, most = [row.tokens for row in group.trajectories], job.ask.body.get("top_logprobs", 0)
+            others = likeliest(self.policy, prompts[job], answers, most, job.sampling.temperature)
+            results[job] = Drawn(group.trajectories, others, len(prompts[job].ids))
         return results
-
-    def _likeliest(self, job: Job, prompt: Prompt, group: Group) -> list[Likeliest]:
-        """The alternatives of each candidate's tokens; none where they are not asked for."""
-        wanted = job.ask.body.get("top_logprobs", 0)
-        if not wanted:
-            return [[] for _ in group.trajectories]
-        answers = [row.tokens for row in group.trajectories]
-        return likeliest(self.policy, prompt, answers, wanted, job.sampling.temperature)
 
 
 class _Keeping(TokenCallback):
@@ -290,10 +283,8 @@ class Local(Backend):
         on_batch: See `Batcher`.
     """
 
-    name = "local"
     is_server = False
     default_verifier = "soft"
-    strict = True
 
     def __init__(
         self,
@@ -349,12 +340,8 @@ class Local(Backend):
     async def draw(self, ask: AnswerRequest, n: int, first: int, drawing: Draws) -> None:
         """Draw candidates. The same seed gives those that `selfverify solve` draws with it."""
         body = ask.body
-        sampling = SamplingConfig(
-            group_size=n,
-            temperature=body.get("temperature", 1.0),
-            top_p=body.get("top_p", 0.99),
-            max_new_tokens=self._tokens(body),
-        )
+        given = {name: body[name] for name in ("temperature", "top_p") if name in body}
+        sampling = SamplingConfig(group_size=n, max_new_tokens=self._tokens(body), **given)
         body.setdefault("seed", secrets.randbits(40))  # the same in later draws for this question
         make = partial(
             completion_of, self.policy, verifier=drawing.verifier, stops=body.get("stop") or (),
@@ -401,14 +388,10 @@ class Local(Backend):
         verifier = self.verifiers.get(drawing.verifier)
         left_s = ask.deadline - asyncio.get_running_loop().time()
 
-        first, looked = len(drawing.candidates), ask.looked
-
-        def tell(number: int, step: Mapping[str, Any]) -> None:
-            if looked is not None:
-                looked(first + number, step)
+        first, told = len(drawing.candidates), ask.looked
 
         def work() -> tuple[list[tuple[int, Trajectory]], int]:
-            return look_here(self.policy, look, _problem(ask), sampling, seed, verifier, left_s, tell)
+            return look_here(self.policy, look, _problem(ask), sampling, seed, verifier, left_s, first, told)
 
         rows, prompt_tokens = await self.batcher.call(work)
         written = sum(row.written for _, row in rows)
@@ -416,7 +399,7 @@ class Local(Backend):
         ask.usage.complete = False  # what tools have shown is not in it
         for number, row in rows:
             reply = completion_of(self.policy, row, [], drawing.verifier)
-            reply.about = {"looks": steps_of(row), "conversation": first + number}
+            reply.about = {"looks": steps_of(row), "conversation": number}
             drawing.arrived(reply)
             drawing.ready(reply)
         if len(rows) < sampling.group_size:

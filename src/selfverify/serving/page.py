@@ -11,7 +11,6 @@ from typing import Any
 from aiohttp import web
 
 from selfverify.core.images import image_url
-from selfverify.serving.config import GatewayConfig
 from selfverify.serving.schemas import ApiError, invalid_value, json_response
 
 EXAMPLES = 100
@@ -39,23 +38,14 @@ _HEADERS = {
 }
 
 
-def add_page(
-    app: web.Application,
-    gateway: GatewayConfig,
-    in_force: dict[str, Any],
-    needs_key: bool,
-    example: Example | None,
-    looks: bool,
-) -> None:
+def add_page(app: web.Application, begin: dict[str, Any], example: Example | None) -> None:
     """Add the page's routes.
 
     Args:
         app: The application that gets them.
-        gateway: Images are checked against its limits.
-        in_force: The fields of ``best_of`` where a request does not set them: the page begins with them.
-        needs_key: Whether to ask for an API key.
+        begin: What the page begins with: the fields of ``best_of`` where a request does not set them, the
+            ``most`` candidates, whether it ``needs_key`` and ``looks``, and the limits of images.
         example: Makes example problems; None offers none.
-        looks: Whether requests may let the model look at the image again.
     """
     folder = files("selfverify.serving") / "static"
     bodies = {path: (folder / name).read_bytes() for path, (name, _) in _FILES.items()}
@@ -65,16 +55,8 @@ def add_page(
         return web.Response(body=bodies[request.path], headers=_HEADERS | {"Content-Type": kind})
 
     async def settings(request: web.Request) -> web.Response:
-        found = {
-            "best_of": in_force,
-            "most": gateway.most_samples,
-            "needs_key": needs_key,
-            "looks": looks,
-            "examples": 0 if example is None else EXAMPLES,
-            "image_bytes": gateway.most_bytes * 3 // 4,  # of base64
-            "image_pixels": gateway.most_pixels,
-        }
-        return json_response(found, headers=_HEADERS)
+        examples = 0 if example is None else EXAMPLES
+        return json_response(begin | {"examples": examples}, headers=_HEADERS)
 
     async def show_example(request: web.Request) -> web.Response:
         wanted = request.query.get("index", "0")

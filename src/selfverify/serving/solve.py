@@ -262,10 +262,8 @@ async def _solve(
         body = {
             "model": answerer.model or await _only_model(backend, server.url),
             "messages": messages,
-            "temperature": drawing.temperature,
-            "top_p": drawing.top_p,
             "max_tokens": drawing.max_new_tokens,
-            "seed": drawing.seed,
+            **drawing.model_dump(include={"temperature", "top_p", "seed"}),
         }
         looks = settings.looking.look
         own = {"verifier": "inline"} if looks else {}  # candidates that look have the score that they write

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -15,9 +16,8 @@ from selfverify.clients.candidates import CandidateSampler, Mode, ScoreReader, r
 from selfverify.clients.openai_client import OpenAIClient
 from selfverify.clients.replies import Completion, Usage, soft_score, without_score
 from selfverify.core.errors import ConfigError, SelfVerifyError, ServerError
-from selfverify.core.problem import Problem
 from selfverify.serving.backend import NO_JUDGE, AnswerRequest, Backend, Draws, Events
-from selfverify.serving.schemas import ApiError, invalid_value, with_places
+from selfverify.serving.schemas import ApiError, invalid_value
 
 if TYPE_CHECKING:  # a gateway before a server needs no model here
     from selfverify.visual.task import VisualToolTask
@@ -38,10 +38,8 @@ class Upstream(Backend):
         client: The client of the server.
     """
 
-    name = "upstream"
     is_server = True
     default_verifier = "inline"
-    strict = False
 
     def __init__(self, client: OpenAIClient) -> None:
         self.client = client
@@ -155,7 +153,7 @@ class Upstream(Backend):
         """Draw candidates that look at the images again: conversations side by side, in one thread."""
         from selfverify.serving.visual import AT_ONCE, look_at_server  # it needs torch
 
-        loop, over, usage, left = asyncio.get_running_loop(), threading.Event(), Usage(), n
+        loop, over, usage, left = asyncio.get_running_loop(), threading.Event(), ask.usage, n
         faults = list[Exception]()
 
         def arrived(reply: Completion | Exception) -> None:
@@ -167,20 +165,12 @@ class Upstream(Backend):
                 reply.score = own_score(reply, drawing.verifier, drawing.arrived(reply))
                 drawing.ready(reply)
 
+        def deliver(reply: Completion | Exception) -> None:
+            loop.call_soon_threadsafe(arrived, reply)
+
         def hold() -> None:
-            pictures = [picture.decode() for picture in ask.pictures]
-            problem = Problem(ask.id or "request", with_places(ask.body["messages"]), pictures)
-            look_at_server(
-                look,
-                look.asked(problem),
-                replace(self.client.settings, timeout_s=max(ask.deadline - loop.time(), 0.1)),
-                {name: value for name, value in ask.body.items() if name != "messages"},
-                range(first, first + n),
-                over.is_set,
-                ask.looked,
-                lambda reply: loop.call_soon_threadsafe(arrived, reply),
-                usage,
-            )
+            server = replace(self.client.settings, timeout_s=max(ask.deadline - loop.time(), 0.1))
+            look_at_server(look, ask, server, range(first, first + n), over.is_set, deliver, usage)
 
         held = loop.run_in_executor(self._looking, hold)
         # Where the client has gone, no one asks for its exception.
@@ -196,7 +186,7 @@ class Upstream(Backend):
         finally:
             over.set()  # at the deadline, or where the client has left
             held.cancel()  # where it still waits for a thread
-            ask.usage.take_in(usage)
+            ask.usage = deepcopy(usage)  # what still comes in counts no more
         if faults:
             raise faults[0]
 

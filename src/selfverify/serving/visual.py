@@ -28,15 +28,12 @@ from selfverify.rollouts.rollout import Rollout, rollout
 from selfverify.rollouts.server_sampler import ServerSampler
 from selfverify.rollouts.wrappers import EpisodeWrapper
 from selfverify.selection.rules import Kind
-from selfverify.serving.backend import FreeQuestion, OnLook
-from selfverify.serving.schemas import ApiError, invalid, invalid_value
+from selfverify.serving.backend import AnswerRequest, FreeQuestion, OnLook
+from selfverify.serving.schemas import ApiError, invalid, invalid_value, with_places
 from selfverify.verifiers.base import Verifier, score_groups
 from selfverify.visual.config import VisualConfig
 from selfverify.visual.episode import VisualEpisode
 from selfverify.visual.task import VisualToolTask
-
-OnStep = Callable[[Mapping[str, Any]], None]
-"""Told what came of a step (`VisualStep`), once its tool has run; from any thread."""
 
 
 class ToldLooks(EpisodeWrapper):
@@ -44,10 +41,10 @@ class ToldLooks(EpisodeWrapper):
 
     Args:
         look: The conversation.
-        tell: Gets the steps.
+        tell: Told what came of a step (`VisualStep`), once its tool has run; from any thread.
     """
 
-    def __init__(self, look: VisualEpisode, tell: OnStep) -> None:
+    def __init__(self, look: VisualEpisode, tell: Callable[[Mapping[str, Any]], None]) -> None:
         super().__init__(look)
         self.look, self.tell = look, tell
 
@@ -141,7 +138,8 @@ def look_here(
     seed: int,
     verifier: Verifier | None,
     left_s: float,
-    tell: OnLook,
+    first: int,
+    tell: OnLook | None,
 ) -> tuple[list[tuple[int, Trajectory]], int]:
     """Let a model that runs here look at a question's images, several times.
 
@@ -153,7 +151,8 @@ def look_here(
         seed: The question's seed.
         verifier: Scores the answers; None leaves them without scores.
         left_s: Seconds after which conversations break off.
-        tell: Told of each step, with its conversation's number; from any thread.
+        first: The number of the first conversation.
+        tell: Told of each step, with its conversation's number, from any thread; may be None.
 
     Returns:
         The conversations that came to an end, with their numbers, and how many tokens the prompt has.
@@ -164,25 +163,30 @@ def look_here(
     look.set_coordinate_space(policy.coordinate_space)
     look.set_policy(policy)
     limits = look.limits.model_copy(update={"rollout_timeout_s": max(left_s, 0.1)})
-    numbers = count()
-
-    def told(problem: Problem, seed: int) -> Episode:
-        number, opened = next(numbers), look.look(problem)  # episodes are opened in order
-        return ToldLooks(opened, partial(tell, number))
-
     rolled = rollout(
         PolicySampler(policy, sampling),
         look,
         [look.asked(problem)],
         [seed],
         sampling.group_size,
-        open_episode=told,
+        open_episode=_numbered(look, first, tell),
         limits=limits,
     )
     [group] = rolled.groups
-    rows = [(number, row) for number, row in enumerate(group.trajectories) if not row.lost]
+    rows = [(number, row) for number, row in enumerate(group.trajectories, first) if not row.lost]
     score_groups([Group(group.problem, [row for _, row in rows])], verifier if rows else None)
     return rows, len(rolled.prompts[0].ids)
+
+
+def _numbered(look: VisualToolTask, first: int, tell: OnLook | None) -> Callable[[Problem, int], Episode]:
+    """Return what opens episodes, in the order of their numbers, and lets their steps be told."""
+    numbers = count(first)
+
+    def opened(problem: Problem, seed: int) -> Episode:
+        number, episode = next(numbers), look.look(problem)
+        return episode if tell is None else ToldLooks(episode, partial(tell, number))
+
+    return opened
 
 
 AT_ONCE = 8
@@ -191,12 +195,10 @@ AT_ONCE = 8
 
 def look_at_server(
     looking: VisualToolTask,
-    asked: Problem,
+    ask: AnswerRequest,
     server: ServerConfig,
-    fields: dict[str, Any],
     numbers: Sequence[int],
     over: Callable[[], bool],
-    tell: OnLook | None,
     deliver: Callable[[Completion | Exception], object],
     usage: Usage,
 ) -> None:
@@ -207,26 +209,22 @@ def look_at_server(
 
     Args:
         looking: How the model looks.
-        asked: The question, as `VisualToolTask.asked` has returned it.
+        ask: The question; its ``looked`` is told of each step.
         server: Where the model is.
-        fields: The other fields of its requests; a ``seed`` is raised by a conversation's number.
-        numbers: The conversations' numbers.
+        numbers: The conversations' numbers, by which a ``seed`` is raised.
         over: Says whether the client has gone; conversations then break off before the next turn.
-        tell: Told of each step, with its conversation's number; may be None.
         deliver: Gets the last turn of a conversation that is over, with its number as ``conversation`` and as
             ``looks`` what it looked at; or why it has failed.
         usage: Counts what they cost, turn by turn.
 
     Raises:
+        ApiError: The messages or their images cannot be read.
         ServerError: The server cannot be reached or refuses, or the client has gone.
     """
-    rest = dict(fields)
-    seed, opened = rest.pop("seed", None), iter(numbers)
-    settings = looking.settings
-
-    def begin(problem: Problem, _: int) -> Episode:
-        number, look = next(opened), looking.look(problem)  # episodes are opened in order
-        return look if tell is None else ToldLooks(look, partial(tell, number))
+    pictures = [picture.decode() for picture in ask.pictures]
+    asked = looking.asked(Problem(ask.id or "request", with_places(ask.body["messages"]), pictures))
+    rest = {name: value for name, value in ask.body.items() if name not in ("messages", "seed")}
+    seed, settings = ask.body.get("seed"), looking.settings
 
     def ended(b: int, made: Rollout) -> None:
         [group] = made.groups
@@ -239,7 +237,7 @@ def look_at_server(
         [asked] * len(numbers),
         [(seed or 0) + number for number in numbers],
         1,
-        open_episode=begin,
+        open_episode=_numbered(looking, numbers[0], ask.looked),
         limits=looking.limits.model_copy(
             update={"step_threads": AT_ONCE, "step_timeout_s": 2 * settings.tool_seconds}
         ),
