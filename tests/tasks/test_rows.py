@@ -33,23 +33,24 @@ def over(rows: list[dict[str, Any]] = ROWS) -> Math:
 def test_training_passes_all_rows_again_and_again_in_orders_of_their_own() -> None:
     """By seed and index alone. No two ids of a step are the same, also where two passes meet in one row."""
     given, all_ids = over(), ["r0", "r1", "r2", "r3", "r4"]
-    made = {seed: [given.row("train", seed, i) for i in reversed(range(40))][::-1] for seed in (0, 1)}
-    orders = [[row["id"] for row, _ in rows[at : at + 5]] for rows in made.values() for at in range(0, 40, 5)]
+    made = {seed: [given.problem("train", seed, i).id for i in range(39, -1, -1)][::-1] for seed in (0, 1)}
+    orders = [
+        [id.split("/")[2] for id in ids[at : at + 5]] for ids in made.values() for at in range(0, 40, 5)
+    ]
     assert all(sorted(order) == all_ids for order in orders) and len(set(map(tuple, orders))) > 8
-    assert made[1] == [over().row("train", 1, i) for i in range(40)]
-    assert len({id for _, id in made[0]}) == 40
+    assert made[1] == [over().problem("train", 1, i).id for i in range(40)]
+    assert len({*made[0]}) == 40
     # The other splits keep the file's order, whatever the seed.
-    kept = [given.row("test", 9, i) for i in range(5)]
-    assert [(row["id"], id) for row, id in kept] == [(id, f"math/test/{id}") for id in all_ids]
+    assert [given.problem("test", 9, i).id for i in range(5)] == [f"math/test/{id}" for id in all_ids]
     with pytest.raises(DataError, match=r"has 5 rows, not 6"):
-        given.row("test", 0, 5)
+        given.problem("test", 0, 5)
 
 
 def test_missing_and_empty_data() -> None:
     with pytest.raises(ConfigError, match=r"no validation data; set task\.validation"):
-        over().row("validation", 0, 0)
+        over().problem("validation", 0, 0)
     with pytest.raises(DataError, match="no rows"):
-        over([]).row("train", 0, 0)
+        over([]).problem("train", 0, 0)
     with pytest.raises(ConfigError, match="no train data"):
         make_task("grounding").problem("train", 0, 0)
 

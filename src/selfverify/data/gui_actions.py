@@ -207,9 +207,8 @@ def convert_gui_odyssey(record: Record, place: Place, images: Images) -> Sequenc
             is_typed = isinstance(step, dict) and step.get("action") in ("TYPE", "TEXT")
             if not is_typed or step.get("info"):
                 return [*rows, *[fault] * (len(steps) - at)]
-            rows.append(
-                fault
-            )  # what types nothing changes nothing, so that the later steps are what they were
+            # What types nothing changes nothing, so that the later steps are what they were.
+            rows.append(fault)
             continue
         try:
             screenshot = text(step.get("screenshot"), "screenshot")

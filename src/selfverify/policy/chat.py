@@ -519,7 +519,7 @@ def read_message(loaded: Loaded, text: str, tools: list[dict[str, Any]]) -> dict
         return None
     if len(text) > LONGEST:
         return {"error": f"the message is longer than {LONGEST} characters"}
-    prefix = chat_text(loaded, Problem("", [{"role": "user", "content": [{"type": "text", "text": "?"}]}]))
+    prefix = chat_text(loaded, Problem("", [_ASKED]))
     try:
         return dict(loaded.tokenizer.parse_response(text, prefix=prefix, tools=tools or None))
     except Exception as error:

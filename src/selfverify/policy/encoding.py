@@ -403,7 +403,6 @@ class Encoder:
     def _whole_prompt(self, problem: Problem) -> Prompt:
         """Return the prompt that the model's own processor makes, for `families.Unknown`."""
         processor = self.loaded.image_processor
-        assert processor is not None
         # It tokenises a text as a whole, so that nothing can be cut in it.
         pieces = self._pieces(problem)
         text = "".join(pieces)

@@ -53,6 +53,13 @@ class Embedded:
     more: dict[str, Any] = field(default_factory=dict)
 
 
+def last_hidden(decoder: Any, mask: Tensor, /, **given: Any) -> Tensor:
+    """Return the hidden states of a model without its head, which keeps what it reads only where asked to."""
+    cached = "past_key_values" in given
+    hidden: Tensor = decoder(attention_mask=mask, use_cache=cached, **given).last_hidden_state
+    return hidden
+
+
 class Family:
     """A model family. The defaults fit text-only causal language models.
 
@@ -97,7 +104,8 @@ class Family:
 
     def marks(self, model: Any, tokenizer: Any) -> list[str]:
         """Return the tokens that only prompts may contain: placeholders, and the marks around images."""
-        return []
+        token = self.placeholder(model)
+        return [] if token is None else [tokenizer.convert_ids_to_tokens(token)]
 
     def preprocess(self, processor: Any, image: Image, several: bool) -> dict[str, Tensor]:
         """Make tensors of one image. ``several`` says that its prompt has others (`splits_single_images`)."""
@@ -148,14 +156,8 @@ class Family:
         ``positions`` are ``[axes, B, L]``, and ``mask`` is of any kind that the decoder takes. Keys and
         values are kept in ``past_key_values`` where ``more`` has them.
         """
-        hidden: Tensor = self.backbone(model)(
-            inputs_embeds=embeddings,
-            position_ids=positions if self.position_axes > 1 else positions[0],
-            attention_mask=mask,
-            use_cache="past_key_values" in more,
-            **more,
-        ).last_hidden_state
-        return hidden
+        places = positions if self.position_axes > 1 else positions[0]
+        return last_hidden(self.backbone(model), mask, inputs_embeds=embeddings, position_ids=places, **more)
 
     def plain_forward(
         self, model: Any, embedded: Embedded, positions: Tensor, mask: Tensor, **kept: Any
@@ -188,11 +190,14 @@ class VisionFamily(Family):
     """The modules of ``model.model`` that make image features."""
 
     def placeholder(self, model: Any) -> int | None:
-        token: int = model.config.image_token_id
-        return token
+        return int(model.config.image_token_id)
 
-    def marks(self, model: Any, tokenizer: Any) -> list[str]:
-        return [tokenizer.convert_ids_to_tokens(self.placeholder(model))]
+    def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
+        return [self.features_of(model, image) for image in images]
+
+    def features_of(self, model: Any, image: ImageInput) -> Tensor:
+        """Return the features of one image, where images differ in their number of tiles."""
+        raise NotImplementedError
 
     def vision_parameters(self, model: Any) -> list[nn.Parameter]:
         return [p for name in self.tower for p in getattr(model.model, name).parameters()]
@@ -321,8 +326,7 @@ class QwenVL(VisionFamily):
         return result
 
     def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
-        made = self._run_tower(model, images)
-        return list(made.pooler_output)
+        return list(self._run_tower(model, images).pooler_output)
 
     def prepare_tower(self, model: Any) -> None:
         """Let windows of one size, and images, go through attention together."""
@@ -418,17 +422,14 @@ class LlavaOnevision(VisionFamily):
         )
         return self.slot(model, tokenizer) * len(packed[0])
 
-    def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
-        """Return the features of images one by one, since they differ in their number of tiles."""
-        features = []
-        for image in images:
-            made = model.model.get_image_features(
-                image.tensors["pixel_values"].to(model.device),
-                image.tensors["image_sizes"].to(model.device),
-                batch_num_images=image.tensors["batch_num_images"],  # one image, but did it stand alone?
-                return_dict=True,
-            )
-            features.append(made.pooler_output[0])
+    def features_of(self, model: Any, image: ImageInput) -> Tensor:
+        made = model.model.get_image_features(
+            image.tensors["pixel_values"].to(model.device),
+            image.tensors["image_sizes"].to(model.device),
+            batch_num_images=image.tensors["batch_num_images"],  # one image, but did it stand alone?
+            return_dict=True,
+        )
+        features: Tensor = made.pooler_output[0]
         return features
 
     def vision_parameters(self, model: Any) -> list[nn.Parameter]:
@@ -463,15 +464,11 @@ class Idefics3(VisionFamily):
         ]
         return "".join(lines) + ("\n" if lines else "") + f"{AROUND}{GLOBAL}{tile}{AROUND}"
 
-    def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
-        """Return the features of images one by one, since they differ in their number of tiles."""
-        features = []
-        for image in images:
-            pixels = image.tensors["pixel_values"].to(model.device)
-            mask = image.tensors["pixel_attention_mask"].to(model.device)
-            made = model.model.get_image_features(pixels, mask, return_dict=True)
-            features.append(torch.cat([tile.reshape(-1, tile.shape[-1]) for tile in made.pooler_output]))
-        return features
+    def features_of(self, model: Any, image: ImageInput) -> Tensor:
+        pixels = image.tensors["pixel_values"].to(model.device)
+        mask = image.tensors["pixel_attention_mask"].to(model.device)
+        made = model.model.get_image_features(pixels, mask, return_dict=True)
+        return torch.cat([tile.reshape(-1, tile.shape[-1]) for tile in made.pooler_output])
 
 
 class Gemma3(VisionFamily):
@@ -503,15 +500,8 @@ class Gemma3(VisionFamily):
         self, model: Any, embedded: Embedded, positions: Tensor, mask: Tensor, **kept: Any
     ) -> Tensor:
         """Run the model's own forward, which makes the masks from the kinds of tokens."""
-        hidden: Tensor = model.model(
-            inputs_embeds=embedded.values_blh,
-            position_ids=positions[0],
-            attention_mask=mask,
-            token_type_ids=embedded.places_bl.long(),
-            use_cache="past_key_values" in kept,
-            **kept,
-        ).last_hidden_state
-        return hidden
+        given = {"inputs_embeds": embedded.values_blh, "position_ids": positions[0]}
+        return last_hidden(model.model, mask, **given, token_type_ids=embedded.places_bl.long(), **kept)
 
 
 class InternVL(VisionFamily):
@@ -561,10 +551,6 @@ class Unknown(Family):
         names = ("image_token_id", "image_token_index")
         return next((i for name in names if (i := getattr(model.config, name, None)) is not None), None)
 
-    def marks(self, model: Any, tokenizer: Any) -> list[str]:
-        token = self.placeholder(model)
-        return [] if token is None else [tokenizer.convert_ids_to_tokens(token)]
-
     def vision_parameters(self, model: Any) -> list[nn.Parameter]:
         """Return the parameters of everything that is not the decoder."""
         decoder = {id(p) for p in model.get_decoder().parameters()}
@@ -588,10 +574,7 @@ class Unknown(Family):
             name: tensor.to(ids.device).repeat(rows, *[1] * (tensor.dim() - 1))
             for name, tensor in lengthened(model, images[0].tensors if images else {}, prompt, length).items()
         }
-        hidden: Tensor = self.backbone(model)(
-            input_ids=ids, attention_mask=mask, use_cache=False, **tensors
-        ).last_hidden_state
-        return hidden
+        return last_hidden(self.backbone(model), mask, input_ids=ids, **tensors)
 
 
 class _NoOutputs(dict[str, Any]):

@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from selfverify.core.errors import DataError
 from selfverify.policy.encoding import Prompt, longest_row
-from selfverify.policy.families import Embedded, ImageInput
+from selfverify.policy.families import Embedded, ImageInput, last_hidden
 from selfverify.policy.features import ByteCache, image_features
 from selfverify.policy.loading import Loaded
 from selfverify.policy.packing import Carrier, Continuations, SharedLayout
@@ -289,11 +289,7 @@ class Forward:
         """
         with self.own_attention():
             if self.family.placeholder(self.model) is None:
-                decoder = self.family.backbone(self.model)
-                hidden: Tensor = decoder(
-                    input_ids=ids_nl, attention_mask=mask_nl, use_cache=False
-                ).last_hidden_state
-                return hidden
+                return last_hidden(self.family.backbone(self.model), mask_nl, input_ids=ids_nl)
             embedded = self.embed(ids_nl, images, owners)
             return self.family.plain_forward(self.model, embedded, positions_anl, mask_nl, **kept)
 

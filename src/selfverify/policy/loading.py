@@ -105,7 +105,7 @@ class Loaded:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    image_processor: Any | None
+    image_processor: Any
     family: Family
     template_options: dict[str, Any] = field(default_factory=dict)
     attention: str = "sdpa"
@@ -129,25 +129,16 @@ def resolve(path: str) -> str:
     name = path.removeprefix("builtin:")
     if name in PACKAGED:
         return _packaged(path, PACKAGED[name])
-    shipped = builtin_policies()
+    shipped = with_distributions(
+        "WEIGHTS",
+        "built-in policy",
+        BUILTIN,
+        lambda place: [(found.parent.name, found.parent) for found in sorted(place.glob("*/config.json"))],
+    )
     if name not in shipped:
         have = ", ".join(sorted([*shipped, *PACKAGED]))
         raise ConfigError(how_to_get(name) or f"there is no built-in policy {name!r}; built-in: {have}")
     return str(shipped[name])
-
-
-def builtin_policies() -> dict[str, Path]:
-    """Return the folders of built-in policies by name: the package's, and those of installed distributions.
-
-    Raises:
-        ConfigError: Two of them have one name.
-    """
-    return with_distributions(
-        "WEIGHTS",
-        "built-in policy",
-        BUILTIN,
-        lambda place: [(path.parent.name, path.parent) for path in sorted(place.glob("*/config.json"))],
-    )
 
 
 def _packaged(path: str, package: str) -> str:
@@ -243,16 +234,10 @@ def _load_processor(source: _Source, config: PolicyConfig, family: Family) -> An
     return processor
 
 
-def optional_file(source: str, name: str, **options: Any) -> str | None:
-    """Return the path of the file ``name`` of a model's folder or Hub id; None if there is no such file."""
-    found: str | None = cached_file(
-        source,
-        name,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-        **options,
-    )
-    return found
+_optional_file = partial(
+    cached_file, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+)
+"""Returns the path of a file of a model's folder or Hub id; None if there is no such file."""
 
 
 def _processor_template(folder: str) -> str | dict[str, str] | None:
@@ -262,7 +247,7 @@ def _processor_template(folder: str) -> str | dict[str, str] | None:
     Raises:
         ConfigError: The file cannot be read.
     """
-    path = optional_file(folder, "chat_template.json")
+    path = _optional_file(folder, "chat_template.json")
     if path is None:
         return None
     try:
@@ -474,16 +459,15 @@ def _copy_processor_settings(loaded: Loaded, path: str, folder: Path) -> None:
     transformers 5 writes the image processor's settings among them, and reads them from there rather than
     from a file of their own. These are not copied, because sizes may have changed (``policy.max_pixels``).
     """
-    processor: Any = loaded.image_processor
     source = resolve(adapters.base_of(resolve(path)) or path)
     whole = folder / "processor_config.json"
     for target in (whole, folder / "video_preprocessor_config.json"):
-        found = optional_file(source, target.name, local_files_only=True)
+        found = _optional_file(source, target.name, local_files_only=True)
         if found is not None and not target.exists():
             shutil.copyfile(found, target)
     # The processor of an unknown family is the whole one, which has written this file itself.
     if loaded.family.shares_prompts and whole.is_file():
         settings = json.loads(whole.read_text(encoding="utf-8"))
         if "image_processor" in settings:
-            settings["image_processor"] = json.loads(processor.to_json_string())
+            settings["image_processor"] = json.loads(loaded.image_processor.to_json_string())
             whole.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -275,8 +275,3 @@ class Continuations:
     def has_images(self) -> bool:
         """Whether any continuation contains an image."""
         return any(images for group in self.images for images in group)
-
-    def first(self, prompts: int, each: int) -> Continuations:
-        """The first ``each`` continuations of the first ``prompts`` prompts."""
-        images = [group[:each] for group in self.images[:prompts]]
-        return Continuations(self.ids_bgr[:prompts, :each], self.lengths_bg[:prompts, :each], images)

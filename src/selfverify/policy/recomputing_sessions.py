@@ -77,15 +77,12 @@ class RecomputingSession:
     ) -> dict[SampleIndex, Tensor]:
         found = {}
         if score:
-            asked = list(pieces)
-            prompts = [self._longer.get(place, self.prompts[place[0]]) for place in asked]
+            prompts = [self._longer.get(place, self.prompts[place[0]]) for place in pieces]
+            read = [[piece] for piece in pieces.values()]
             with torch.no_grad():
-                rows = self._logprobs(
-                    prompts, [[pieces[place]] for place in asked], temperature=self.sampling.temperature
-                )
-            found = {
-                place: row[0, : len(pieces[place].tokens)] for place, row in zip(asked, rows, strict=True)
-            }
+                rows = self._logprobs(prompts, read, temperature=self.sampling.temperature)
+            each = zip(pieces.items(), rows, strict=True)
+            found = {place: row[0, : len(piece.tokens)] for (place, piece), row in each}
         for place, piece in pieces.items():
             self._append(place, piece)
         return found
@@ -94,10 +91,8 @@ class RecomputingSession:
         kept = {place: self._longer.get(place) for place in places}
 
         def back() -> None:
-            for place, prompt in kept.items():
-                self._longer.pop(place, None)
-                if prompt is not None:
-                    self._longer[place] = prompt
+            self.end(kept)
+            self._longer |= {place: prompt for place, prompt in kept.items() if prompt is not None}
 
         return back
 
@@ -214,9 +209,8 @@ class _Said(LogitsProcessor):
         """The samples, each up to and with its first stop token."""
         stop = {*self.voice.stop.tolist()}
         made = []
-        for tokens, logprobs in zip(
-            torch.stack(self.tokens, 1).tolist(), torch.stack(self.logprobs, 1).tolist(), strict=True
-        ):
+        rows = (torch.stack(drawn, 1).tolist() for drawn in (self.tokens, self.logprobs))
+        for tokens, logprobs in zip(*rows, strict=True):
             end = next((n for n, token in enumerate(tokens, 1) if token in stop), None)
             made.append(Sample(tokens[:end], logprobs[:end], Finish.LENGTH if end is None else Finish.STOP))
         return made

@@ -207,6 +207,7 @@ class VLLMEngine:
             )
         require_vllm()
         self._generation = start_generation(policy, accelerator, settings)
+        self._client = getattr(self._generation, "vllm_client", None)
 
     def send_weights(self) -> None:
         """Send the policy's weights to vLLM, if it does not have them.
@@ -220,10 +221,10 @@ class VLLMEngine:
             return
         with _failing_as(SamplingError, FAILED):
             self._generation.sync_weights()
-            client = getattr(self._generation, "vllm_client", None)
-            if self._knows_images and client is not None:
+            if self._knows_images and self._client is not None:
                 # TRL lets it forget prompts only (`reset_prefix_cache`).
-                client.session.post(f"{client.base_url}/reset_encoder_cache").raise_for_status()
+                forget = f"{self._client.base_url}/reset_encoder_cache"
+                self._client.session.post(forget).raise_for_status()
         # A tower that is frozen is the same from now on. The server may have had another one before this run.
         self._knows_images = self.policy.config.train_vision
         self.stale = False
@@ -269,9 +270,8 @@ class VLLMEngine:
 
     def close(self) -> None:
         """Close the connection to the server."""
-        client = getattr(self._generation, "vllm_client", None)
-        if client is not None:
-            client.close_communicator()
+        if self._client is not None:
+            self._client.close_communicator()
 
     def _tokens(self, prompt: Prompt) -> list[int]:
         placeholder = self.policy.loaded.family.slot(self.policy.model, self.policy.tokenizer)
@@ -281,8 +281,7 @@ class VLLMEngine:
                 f"problem {prompt.problem_id}: models of type {model_type!r} write more than image tokens "
                 "for an image, which TRL cannot place on a server; use sampling.engine=own"
             )
-        ids: list[int] = prompt.ids.tolist()
-        return ids
+        return prompt.ids.tolist()
 
     def _check_prompt(self, prompt: Prompt, read: Sequence[int]) -> None:
         ours = prompt.ids.tolist()

@@ -22,7 +22,6 @@ from selfverify.core.problem import SPLITS, Problem, Split
 from selfverify.core.tags import ANSWER_INSTRUCTION, SCORE_TAG, Tagged
 from selfverify.core.tags import SCORE_INSTRUCTION as SCORE_INSTRUCTION
 from selfverify.core.trajectory import ANSWER, CONTEXT
-from selfverify.tasks.answering import RULES as RULES
 from selfverify.tasks.answering import UNREADABLE as UNREADABLE
 from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.answering import Verdict as Verdict

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -38,12 +39,12 @@ class HeardReply:
     """The reply to a turn.
 
     Args:
-        role: The role of the reply, ``user`` or ``tool``.
+        role: The role of the reply.
         parts: Texts and places for images.
         images: The images, not read yet.
     """
 
-    role: str
+    role: Literal["user", "tool"]
     parts: list[dict[str, Any]]
     images: list[ImageRef]
 
@@ -54,9 +55,7 @@ class HeardReply:
             DataError: An image cannot be read.
         """
         images = [ref.open() for ref in self.images]
-        return Observation(
-            [dict(part) for part in self.parts], images, "tool" if self.role == "tool" else "user"
-        )
+        return Observation([dict(part) for part in self.parts], images, self.role)
 
 
 class Replayed(Episode):
@@ -177,7 +176,6 @@ class Conversations(RowTask):
     ) -> None:
         super().__init__(config, rows)
         self._turns: dict[Split, NDArray[np.int64]] = {}
-        self._drawn: dict[tuple[Split, int], NDArray[np.int64]] = {}
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """Return a conversation's problem. Training goes through all again and again, each time in another
@@ -250,14 +248,7 @@ class Conversations(RowTask):
 
     def _chosen(self, split: Split, seed: int) -> NDArray[np.int64]:
         """The problems of a split that are learnt from, in the files' order."""
-        total = len(self._turns_of(split))
-        most = self.count(split)
-        if most == total:
-            return np.arange(total)
-        if (split, seed) not in self._drawn:
-            rng = np.random.default_rng([seed, total])
-            self._drawn[split, seed] = np.sort(rng.permutation(total)[:most])
-        return self._drawn[split, seed]
+        return _drawn(seed, len(self._turns_of(split)), self.count(split))
 
     def _written(self, message: dict[str, Any]) -> str:
         """An assistant's message as a policy writes it."""
@@ -266,6 +257,11 @@ class Conversations(RowTask):
         if message["content"] and (self.config.calls == "tagged" or not calls):
             written.insert(0, message["content"])  # only tags leave room for words beside calls
         return "\n".join(written)
+
+
+@lru_cache(maxsize=4)
+def _drawn(seed: int, total: int, most: int) -> NDArray[np.int64]:
+    return np.sort(np.random.default_rng([seed, total]).permutation(total)[:most])
 
 
 class Preferences(RowTask):

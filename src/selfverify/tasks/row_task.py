@@ -14,7 +14,7 @@ import re
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, Protocol
 
@@ -153,16 +153,14 @@ class RowTask(Task):
         super().__init__(config)
         self._rows: dict[Split, RowSequence] = dict(rows or {})
         self._space: Space | None = None
-        self._by_kind: list[NDArray[np.int64]] | None = None
-        self._taken: NDArray[np.int64] | None = None
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """Return problem ``index``: `row` chooses its row, and `ask` writes its question."""
-        place, turn = self._place(split, seed, index)
-        row, id = self.row_at(split, place)
+        row, id = self.row(split, seed, index)
         try:
-            return self.ask(row, _of_pass(id, turn))
+            return self.ask(row, id)
         except DataError as error:
+            place, _ = self._place(split, seed, index)
             raise type(error)(self._placed(str(error), split, place)) from None
 
     @abstractmethod
@@ -205,33 +203,29 @@ class RowTask(Task):
         """
         place, turn = self._place(split, seed, index)
         row, id = self.row_at(split, place)
-        return row, _of_pass(id, turn)
+        return row, id + (f"/pass-{turn + 1}" if turn else "")
 
     def _place(self, split: Split, seed: int, index: int) -> tuple[int, int]:
         """Return which row of a split problem ``index`` is, and in which pass over all rows, both from 0."""
         if split == "train" and self.config.uniform_over is not None:
-            return uniform_place(seed, index, self._kinds())
-        if split == "train" and not self.takes_all:
-            taken = self._taken_rows()
-            place, turn = training_place(seed, index, len(taken))
-            return int(taken[place]), turn
-        count = len(self.rows(split))
+            return uniform_place(seed, index, self._kinds)
+        count = self.count(split)
         if split == "train":
-            return training_place(seed, index, count)
+            place, turn = training_place(seed, index, count)
+            return place if self.takes_all else int(self._taken[place]), turn
         if index < count:
             return index, 0
         raise DataError(f"the {split} data{self._named(split)} has {count} rows, not {index + 1}")
 
+    @cached_property
     def _kinds(self) -> list[NDArray[np.int64]]:
         """The places of the training rows by their source or category, in the names' order."""
-        if self._by_kind is None:
-            column, found = str(self.config.uniform_over), defaultdict[str, list[int]](list)
-            rows = self.rows("train")
-            for place in range(len(rows)) if self.takes_all else self._taken_rows():
-                row = self._training_row(place) or rows[place]
-                found[str(row.get(column) or "")].append(place)
-            self._by_kind = [np.array(found[name], dtype=np.int64) for name in sorted(found)]
-        return self._by_kind
+        column, found = str(self.config.uniform_over), defaultdict[str, list[int]](list)
+        rows = self.rows("train")
+        for place in range(len(rows)) if self.takes_all else self._taken:
+            row = self._training_row(place) or rows[place]
+            found[str(row.get(column) or "")].append(place)
+        return [np.array(found[name], dtype=np.int64) for name in sorted(found)]
 
     @property
     def takes_all(self) -> bool:
@@ -243,24 +237,19 @@ class RowTask(Task):
         problem."""
         return True
 
-    def _taken_rows(self) -> NDArray[np.int64]:
+    @cached_property
+    def _taken(self) -> NDArray[np.int64]:
         """The places of the rows that training takes."""
-        if self._taken is None:
-            rows = self.rows("train")
-            read = ((place, self._training_row(place)) for place in range(len(rows)))
-            self._taken = np.array([place for place, row in read if row and self.takes(row)], dtype=np.int64)
-            left = len(rows) - len(self._taken)
-            named = f"the train data{self._named('train')}"
-            if not len(self._taken):
-                raise DataError(
-                    f"{named} has {len(rows)} rows, and task {self.name} can train on none of them"
-                )
-            if left:
-                message = (
-                    f"{named}: {left} of {len(rows)} rows are left out: there is nothing to show of them"
-                )
-                note(logger, "rows_left_out", message, rows=len(rows), left_out=left)
-        return self._taken
+        rows = self.rows("train")
+        read = ((place, self._training_row(place)) for place in range(len(rows)))
+        taken = np.array([place for place, row in read if row and self.takes(row)], dtype=np.int64)
+        named = f"the train data{self._named('train')}"
+        if not len(taken):
+            raise DataError(f"{named} has {len(rows)} rows, and task {self.name} can train on none of them")
+        if left := len(rows) - len(taken):
+            message = f"{named}: {left} of {len(rows)} rows are left out: there is nothing to show of them"
+            note(logger, "rows_left_out", message, rows=len(rows), left_out=left)
+        return taken
 
     def _training_row(self, place: int) -> Row | None:
         """Return a training row; None for one that makes no problem, which says why when it is asked for."""
@@ -297,7 +286,7 @@ class RowTask(Task):
     def count(self, split: Split) -> int:
         """Return the number of rows of a split that are problems."""
         if split == "train" and not self.takes_all:
-            return len(self._taken_rows())
+            return len(self._taken)
         return len(self.rows(split))
 
     def check_files(self, split: Split) -> None:
@@ -340,10 +329,6 @@ class RowTask(Task):
     def _named(self, split: Split) -> str:
         file = self.config.file(split)
         return f" ({file.path})" if file else ""
-
-
-def _of_pass(id: str, turn: int) -> str:
-    return id + (f"/pass-{turn + 1}" if turn else "")
 
 
 def training_place(seed: int, index: int, count: int) -> tuple[int, int]:

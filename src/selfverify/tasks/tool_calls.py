@@ -310,8 +310,7 @@ def _function(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> tupl
 
 def _skip(text: str, start: int) -> int:
     """Return the place where white space from ``start`` on ends."""
-    space = _SPACE.match(text, start)
-    return start if space is None else space.end()
+    return _SPACE.match(text, start).end()  # type: ignore[union-attr]  # it matches nothing, too
 
 
 def _label(text: str, start: int, what: str) -> tuple[str, int]:

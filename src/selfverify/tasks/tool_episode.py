@@ -9,10 +9,9 @@ from PIL.Image import Image
 
 from selfverify.core.episode import EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
-from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import ANSWER, Finish
-from selfverify.tasks.answering import JudgeAnswer, SingleTurn
+from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.tool_calls import Shown, Tool, ToolCalls, ToolError, chosen_tool, read_calls
 
 TOOL_CALLS, TOOL_ERRORS = "tool_calls", "tool_errors"
@@ -62,8 +61,8 @@ class ToolEpisode(SingleTurn):
             )
         cls.tools = {**cls.tools, **own}
 
-    def __init__(self, problem: Problem, tags: Sequence[str], verdict: JudgeAnswer) -> None:
-        super().__init__(problem, tags, verdict)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.called, self.errors = 0, 0
         self._in_a_row = 0
         self._turn = 0

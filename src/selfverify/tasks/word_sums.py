@@ -80,15 +80,13 @@ class WordSums(Task):
             steps.append(("*", int(rng.integers(2, 10))))
         else:
             start = int(rng.integers(2, c.largest + 1))
-        total = _work_out(start, steps)[1]
         while len(steps) < count:
+            total = _work_out(start, steps)[1]
             # Two are taken away at least, and one has to be left.
             if total > 2 and rng.random() < 0.5:
-                step = ("-", int(rng.integers(2, min(total, c.largest + 1))))
+                steps.append(("-", int(rng.integers(2, min(total, c.largest + 1)))))
             else:
-                step = ("+", int(rng.integers(2, c.largest + 1)))
-            steps.append(step)
-            total = _apply(total, step)
+                steps.append(("+", int(rng.integers(2, c.largest + 1))))
         return start, steps
 
     def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
