@@ -113,7 +113,7 @@ def read_reply(raw: bytes, piece: bool = False) -> dict[str, Any]:
     """
     try:
         found = decoded(raw, piece)
-    except (ValueError, RecursionError):
+    except ValueError:
         raise garbage(f"it is no JSON: {raw[:80]!r}") from None
     if not isinstance(found, dict):
         raise garbage(f"it is no JSON object: {raw[:80]!r}")

@@ -354,9 +354,12 @@ def decoded(raw: str | bytes, piece: bool = False) -> Any:
     """
     try:
         return from_json(raw)
-    except ValueError:
-        found = json.loads(raw)  # which takes halves
-        return found if piece else json.loads(mended(json.dumps(found, ensure_ascii=False)))
+    except ValueError as error:
+        try:
+            found = json.loads(raw)  # which takes halves
+            return found if piece else json.loads(mended(json.dumps(found, ensure_ascii=False)))
+        except (ValueError, RecursionError):
+            raise error from None
 
 
 def text_of(content: Any) -> str:

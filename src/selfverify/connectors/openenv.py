@@ -93,7 +93,7 @@ def decode_object(raw: str | bytes) -> dict[str, Any]:
     """
     try:
         found = decoded(raw)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"no JSON: {error}") from None
     if not isinstance(found, dict):
         raise DataError(f"no JSON object, but {type(found).__name__}")
