@@ -65,7 +65,7 @@ class Ragged:
         alone: Any = SimpleNamespace(
             policy=policy,
             reference=None,
-            autocast=nullcontext,
+            accelerator=SimpleNamespace(autocast=nullcontext),
             one_pass=lambda last: nullcontext(),
             backward=lambda loss: loss.backward(),
         )

@@ -178,7 +178,7 @@ class CheckedTrainer(GRPOTrainer):
         alone: Any = SimpleNamespace(
             policy=self.ours,
             reference=self.start,
-            autocast=nullcontext,
+            accelerator=SimpleNamespace(autocast=nullcontext),
             one_pass=lambda last: nullcontext(),
             backward=lambda loss: loss.backward(),
         )
