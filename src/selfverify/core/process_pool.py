@@ -130,6 +130,14 @@ class Worker:
                 stream.close()
         self.process.wait()
 
+    def let_go(self) -> None:
+        """In a fork: leave the process to the parent, without touching locks or buffers of its pipes."""
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            os.dup2(nowhere, stream.fileno(), inheritable=False)
+        os.close(nowhere)
+
 
 logger = logging.getLogger(__name__)
 
@@ -189,10 +197,10 @@ class WorkerPool:
         self._works = False
         self.timeouts = self.restarts = 0
         self._fresh()
+        _pools.add(self)
 
     def _fresh(self) -> None:
         """Start without workers, and with locks that are free."""
-        self._process = os.getpid()
         self._idle: list[Worker] = []
         self._lock = threading.Lock()
         self._places = threading.Semaphore(self.workers)
@@ -201,8 +209,6 @@ class WorkerPool:
 
     def call(self, *arguments: Any) -> CallOutcome:
         """Call the function with JSON values and return how the call ended."""
-        if self._process != os.getpid():
-            self._forked()
         try:
             request = json.dumps(arguments).encode() + b"\n"
         except (TypeError, ValueError) as error:
@@ -290,7 +296,9 @@ class WorkerPool:
     def _forked(self) -> None:
         """In a fork: leave the workers and their pipes to the parent process."""
         self._end.detach()
-        _left_behind.append(self._all)
+        for worker in self._all:
+            worker.let_go()
+            _left_behind.append(worker)
         self._fresh()
 
     def __enter__(self) -> WorkerPool:
@@ -305,6 +313,16 @@ def _kill_all(workers: set[Worker]) -> None:
         workers.pop().kill()
 
 
-_left_behind: list[set[Worker]] = []
+_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+_left_behind: list[Worker] = []
 """Workers of the parent process. They are kept: freeing one might wait for a lock that a thread of the parent
 held at the fork."""
+
+
+def _forked() -> None:
+    for pool in _pools:
+        pool._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
