@@ -1,7 +1,7 @@
 """Problems, and what is shown and said about them, as the text of a chat template.
 
-A problem's messages stand as the model's chat template writes them (`chat_text`). The form of replies is
-checked before any work is done on them. The policy's words are read as a chat message by
+A problem's messages stand as the model's chat template writes them (`chat_text`). The form of replies and the
+length of texts are checked before any work is done on them. The policy's words are read as a chat message by
 the response template that its tokenizer may have (`read_message`).
 
 Where the environment speaks first, what it shows may differ between the samples of a group, so that it is no
@@ -31,6 +31,8 @@ CHARACTERS_PER_TOKEN = 64
 """Words of more characters than this for each token of the model's context are not tokenised at all."""
 _NO_LIMIT = 2**18
 """Tokens of the context of a model whose settings name none."""
+_FEWEST = 4
+"""Characters per token of the shortest beginning that is looked at."""
 
 
 class TooLongError(DataError):
@@ -67,6 +69,30 @@ def without_surrogates(text: str) -> str:
 def has_too_many_characters(characters: int, limit: int | None) -> bool:
     """Whether a text is longer than any that a model of ``limit`` tokens could read (None: it says none)."""
     return characters > CHARACTERS_PER_TOKEN * (_NO_LIMIT if limit is None else limit)
+
+
+def check_beginnings(tokenizer: Any, texts: Sequence[str], limit: int | None, whose: str) -> None:
+    """Refuse a text whose beginning fills a model's context; each is twice as long as the one before.
+
+    Args:
+        tokenizer: The model's.
+        texts: The text in pieces.
+        limit: The tokens that the model reads; None where its settings do not say.
+        whose: The name in errors.
+
+    Raises:
+        TooLongError: One does.
+    """
+    limit = _NO_LIMIT if limit is None else limit
+    size = _FEWEST * limit
+    whole = "".join(texts) if sum(map(len, texts)) > size else ""
+    while size < len(whole):
+        tokens = len(tokenizer(whole[:size], add_special_tokens=False)["input_ids"])
+        if tokens > limit:
+            raise TooLongError(
+                f"{whose} first {size} characters take {tokens} tokens and the model reads {limit}"
+            )
+        size *= 2
 
 
 _ASKED = {"role": "user", "content": [{"type": "text", "text": "?"}]}

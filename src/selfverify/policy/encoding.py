@@ -28,6 +28,7 @@ from selfverify.core.tags import SCORE_TAG
 from selfverify.policy.chat import (
     TooLongError,
     chat_text,
+    check_beginnings,
     check_template,
     checked_messages,
     content_texts,
@@ -41,6 +42,9 @@ from selfverify.policy.loading import Loaded
 from selfverify.policy.packing import Continuation
 
 logger = logging.getLogger(__name__)
+
+_PIECES = 1024
+"""Pieces of a text that are tokenised at a time: spelt out, special tokens take many tokens each."""
 
 _ASKED_FOR = [f"<{slash}{tag}>" for tag in ("think", "answer", SCORE_TAG) for slash in ("", "/")]
 """Marks that requests of this library name (`core.tags`): where it is a token, it is the one to be
@@ -209,9 +213,26 @@ def _split(text: str, cuts: Iterable[int]) -> list[str]:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """A pattern of the longest of ``texts`` at a place; of nothing where there are none."""
-    longest_first = sorted(filter(None, texts), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+    """A pattern of the longest of ``texts`` at a place; it tries those that begin alike together.
+
+    Tokenizers have thousands of special tokens that begin with ``<``: one after the other they would be tried
+    at each such sign.
+    """
+    tree: dict[str, Any] = {}
+    for text in filter(None, texts):
+        node = tree
+        for sign in text:
+            node = node.setdefault(sign, {})
+        node[""] = {}
+
+    def pattern(node: dict[str, Any]) -> str:
+        inner = [re.escape(sign) + pattern(node[sign]) for sign in sorted(node) if sign]
+        if not inner:
+            return ""
+        both = inner[0] if len(inner) == 1 else f"(?:{'|'.join(inner)})"
+        return f"(?:{both})?" if "" in node else both
+
+    return re.compile(pattern(tree) or r"(?!)")
 
 
 def _is_markup(text: str) -> bool:
@@ -335,11 +356,9 @@ class Encoder:
         limit = longest_row(self.loaded.model)
         if has_too_many_characters(len(words), limit):
             raise TooLongError(f"{where} has {len(words)} characters and the model reads {limit} tokens")
+        check_beginnings(self.loaded.tokenizer, [words], limit, f"{where}: the text's")
         self._refuse_image_tokens([words], where)
-        ids = self._tokens(self.special.pieces(words, "assistant", where), where)
-        if limit is not None and len(ids) > limit:
-            raise TooLongError(f"{where} takes {len(ids)} tokens and the model reads {limit}")
-        return ids
+        return self._tokens(self.special.pieces(words, "assistant", where), where)
 
     def _pieces(self, problem: Problem) -> list[str]:
         """Tokens of the text that the chat template writes before the policy, or the environment, begins.
@@ -354,15 +373,23 @@ class Encoder:
             text = find_opening(self.loaded, marked).prompt
         else:
             text = chat_text(self.loaded, marked)
-        return text.split(mark) if marked is not problem else [text]
+        pieces = text.split(mark) if marked is not problem else [text]
+        whose = f"problem {problem.id}: its prompt's"
+        check_beginnings(self.loaded.tokenizer, pieces, longest_row(self.loaded.model), whose)
+        return pieces
 
     def _tokens(self, pieces: Sequence[str], where: str) -> list[int]:
         """The tokens of a text that has been cut.
 
         Raises:
             DataError: The tokenizer reads special tokens where the text spells none, as normalisers make it.
+            TooLongError: The text takes more tokens than the model reads.
         """
-        ids = self._ids(pieces)
+        ids, limit = list[int](), longest_row(self.loaded.model)
+        for first in range(0, len(pieces), _PIECES):
+            if limit is not None and len(ids) > limit:
+                raise TooLongError(f"{where} take more than {limit} tokens, which is what the model reads")
+            ids += self._ids(pieces[first : first + _PIECES])
         if sum(i in self.special.control for i in ids) > sum(map(self.special.count, pieces)):
             raise DataError(f"{where} cannot be written without special tokens of the model")
         return ids

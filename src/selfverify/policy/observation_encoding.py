@@ -22,6 +22,7 @@ from selfverify.policy.chat import (
     TemplateRefusal,
     TooLongError,
     chat_text,
+    check_beginnings,
     find_opening,
     has_too_many_characters,
     reply_parts,
@@ -71,7 +72,7 @@ class ReplyEncoder:
             DataError: The reply is not of the form that `Observation` describes; or it shows images that
                 cannot be read, or to a model that reads none; or it has far more characters than the model's
                 context holds; or the tokenizer would read something in it as a special token.
-            TooLongError: Its images alone are longer than the model's context.
+            TooLongError: The reply alone is longer than the model's context.
         """
         return self._encode(problem, reply, f"{problem.id}, turn {turn}", first=False)
 
@@ -95,6 +96,7 @@ class ReplyEncoder:
         if has_too_many_characters(characters, limit):  # each part takes work, also an empty one
             said = f"the reply has {characters} characters and the model reads {limit} tokens"
             raise DataError(f"{where}: {said}")
+        check_beginnings(self.loaded.tokenizer, texts, limit, f"{where}: the reply's")
         places = len(parts) - len(texts)
         if places != len(reply.images):
             raise DataError(
