@@ -17,13 +17,18 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import AliasEvent
+from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
 from selfverify.agents import tools
 from selfverify.agents.android.screen import Capture
 from selfverify.core.errors import DataError
 from selfverify.core.files import make_folder, naming, read_regular, write_bytes
 from selfverify.core.jsonl_store import JsonlStore
+
+MOST_BYTES = 4 * 2**20
+"""Length of a task file beyond which it is not read."""
+MOST_DEPTH = 10
+"""How many lists and mappings of a task file may stand in each other."""
 
 _WORD = re.compile(r"[\w.:-]+")
 _FIELDS = {"task": "instruction", "adb_query": "queries"}
@@ -163,16 +168,18 @@ def _tasks_of(file: Path) -> list[AndroidTask]:
 
 
 def _load(file: Path) -> Any:
-    """A file's content as plain values, by safe YAML without aliases, which can repeat without end."""
-    reader = YAML(typ="safe", pure=True)
-    reader.max_depth = 10
+    """A file's content as plain values: safe YAML without aliases, which can repeat without end."""
     try:
+        if file.stat().st_size > MOST_BYTES:
+            raise DataError(f"{file}: a task file has at most {MOST_BYTES:,} bytes")
         text = read_regular(file).decode("utf-8")
-        for event in reader.parse(text):
-            if isinstance(event, AliasEvent):
-                line = event.start_mark.line + 1
-                raise DataError(f"{file}, line {line}: a task file has no aliases (*{event.anchor})")
-        return reader.load(text)
+        depth = 0
+        for event in YAML(typ="safe", pure=True).parse(text):
+            depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+            if isinstance(event, AliasEvent) or depth > MOST_DEPTH:
+                what = "aliases (*name)" if isinstance(event, AliasEvent) else f"{MOST_DEPTH} levels"
+                raise DataError(f"{file}, line {event.start_mark.line + 1}: a task file has no {what}")
+        return YAML(typ="safe", pure=True).load(text)
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror})") from None
     except MarkedYAMLError as error:
