@@ -45,6 +45,15 @@ def test_a_line_is_a_problem(tmp_path):
     assert [(s["problem"], s["sample"]) for s in lines[2]["samples"]] == [("b", 0), ("b", 1)]
 
 
+def test_samples_are_read_in_the_order_of_the_problems(tmp_path):
+    """A server's answers are written as they end."""
+    path, written = tmp_path / "s.jsonl", [*problem("a"), *problem("b"), *problem("c")]
+    write_samples(path, SETTINGS, written)
+    header, *lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([header, lines[2], lines[0], lines[1]]))
+    assert read_samples(path)[1] == written
+
+
 @pytest.mark.parametrize(
     "change",
     [{"correct": "yes"}, {"rewards": {"answer": "1"}}, {"scores": [1]}, {"logprob": float("nan")}, {"a": 1}],

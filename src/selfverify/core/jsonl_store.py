@@ -171,7 +171,7 @@ def read_journal(
         brief: See `open_journal`.
 
     Returns:
-        The settings, and the rows by index.
+        The settings, and the rows by index, in its order. (The file has them as they were finished.)
 
     Raises:
         DataError: The file is no journal of such rows, a line in it is corrupt, or an index stands twice.
@@ -182,7 +182,7 @@ def read_journal(
         if found.index in rows:
             raise _corrupt(path, number, f"index {found.index} stands in the file twice")
         rows[found.index] = brief(found)
-    return settings, rows
+    return settings, dict(sorted(rows.items()))
 
 
 def stream_journal(

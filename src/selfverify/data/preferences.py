@@ -149,4 +149,4 @@ def read_verdicts(path: str | Path) -> tuple[dict[str, Any], list[FilterVerdict]
             f"{path} has {len(verdicts)} of {settings['problems']} verdicts: call `selfverify data filter` "
             "as before, which goes on"
         )
-    return settings, [verdicts[index] for index in sorted(verdicts)]
+    return settings, list(verdicts.values())

@@ -177,7 +177,7 @@ def read_samples(path: str | Path) -> tuple[dict[str, Any], list[StoredSample]]:
     """Read a sample store.
 
     Returns:
-        The settings, and the samples, problem by problem.
+        The settings, and the samples, in the order of the problems.
 
     Raises:
         DataError: The file is no sample store, or a line in it is corrupt.

@@ -425,7 +425,7 @@ def export_conversations(
         raise ConfigError(f"{store}: what was asked cannot be found: {remade.why}")
 
     def conversations() -> Iterator[dict[str, Any]]:
-        for row in [rows[index] for index in sorted(rows)][:problems]:
+        for row in list(rows.values())[:problems]:
             for sample in row.samples:
                 if written.conversations == limit:
                     return
