@@ -44,7 +44,6 @@ from selfverify.core.files import (
     make_folder,
     naming,
     only_writer,
-    read_regular,
     write_bytes,
     write_json,
     written_whole,
@@ -363,8 +362,7 @@ class _ExportedImages:
         plain = Path(name).name
         if name != f"{IMAGES}/{plain}":
             raise DataError(f"{name[:80]!r} is no name of an image in {self.folder / IMAGES}")
-        path = self.folder / name
-        found = read_regular(path) if plain in self.names else checked_image(path)
+        found = checked_image(self.folder / name)
         if self.output is not None and plain not in self.names:
             make_folder(self.output / IMAGES)
             write_bytes(self.output / IMAGES / plain, found)
