@@ -26,7 +26,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from reproduce.scripts import Overrides, script
-from selfverify.core.errors import ConfigError
+from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import write_json
 from selfverify.core.problem import Split
 from selfverify.evaluation.statistics import within_problem_auc
@@ -68,7 +68,11 @@ class Answers:
 
 
 def answered(writer: Policy, task: Task, recipe: Recipe, split: Split, first: int) -> Answers:
-    """Sample G answers to each of the next problems of a split."""
+    """Sample G answers to each of the next problems of a split.
+
+    Raises:
+        DataError: None of them has a readable score.
+    """
     problems = [task.problem(split, recipe.seed, first + n) for n in range(GROUPS)]
     seeds = [derived_seed(recipe.seed, first + n) for n in range(GROUPS)]
     made = rollout(PolicySampler(writer, recipe.sampling), task, problems, seeds, recipe.sampling.group_size)
@@ -82,6 +86,10 @@ def answered(writer: Policy, task: Task, recipe: Recipe, split: Split, first: in
             found.texts.append(answer_segment(trajectory).text)
             found.logprobs.append(answer_logprob(trajectory) or 0.0)
             found.problems.append(first + b)
+    if not found.right:
+        raise DataError(
+            f"no answer to {problems[0].id} to {problems[-1].id} has a readable score to judge at"
+        )
     return found
 
 
@@ -108,7 +116,9 @@ def judged(
     steps: Annotated[int, typer.Option(help="Steps of supervision, each of 16 problems x G.")] = 600,
     rate: Annotated[float, typer.Option(help="The learning rate, which falls to 0.")] = 5e-4,
     problems: Annotated[int, typer.Option(help="Held-out problems of the test split.")] = 512,
-    fitted: Annotated[int, typer.Option(help="Training problems that simple readings are fitted to.")] = 1024,
+    fitted: Annotated[
+        int, typer.Option(help="Validation problems that simple readings are fitted to.")
+    ] = 1024,
 ) -> None:
     """Teach a policy to judge its own answers, and print what its score, and simple readings, are worth."""
     own = Path(start) / "recipe.yaml"
@@ -151,17 +161,19 @@ def readings_of(
     )
     with torch.no_grad():
         taught = torch.cat([log_odds(judge, batch.states(judge)) for batch in test]).numpy()
-        began = torch.cat([log_odds(writer, batch.states(writer)) for batch in test]).numpy()
-        known, new = (torch.cat([batch.states(writer) for batch in of]).numpy() for of in (pool, test))
+        known, new = (torch.cat([batch.states(writer) for batch in of]) for of in (pool, test))
+        began = log_odds(writer, new).numpy()
     labels = [right for batch in pool for right in batch.right]
-    linear = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=2000)).fit(known, labels)
+    linear = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=2000)).fit(
+        known.numpy(), labels
+    )
     words = make_pipeline(
         CountVectorizer(token_pattern=r"\w+|[^\w\s]", ngram_range=(1, 2)), LogisticRegression(max_iter=2000)
     ).fit([text for batch in pool for text in batch.texts], labels)
     scores = {
         "supervised judge": taught,
         "the start's own score": began,
-        "linear reading of the start": linear.decision_function(new),
+        "linear reading of the start": linear.decision_function(new.numpy()),
         "bag of words": words.decision_function([text for batch in test for text in batch.texts]),
         "log-prob": np.array([value for batch in test for value in batch.logprobs]),
     }
