@@ -7,7 +7,9 @@ problem may well have been.)
 
 from __future__ import annotations
 
+import re
 import zlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ WORDS: dict[str, Any] = YAML(typ="safe").load(Path(__file__).with_name("word_sum
 
 Step = tuple[str, int]
 """An operation (``+``, ``-``, ``*``) and its number."""
+
+_STEP = re.compile(r"(\d+)([-+*])(\d+)=(\d+)")
 
 _PARTS: dict[Split, tuple[int, ...]] = {"test": (0,), "validation": (1,), "train": (2, 3, 4)}
 """Which fifths of all sums, by checksum, belong to a split."""
@@ -92,6 +96,21 @@ class WordSums(Task):
     def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         """Reward the number by 1, anything else by 0; an answer with words or a unit is unreadable."""
         return judge_integer(problem.target, tagged, 9999)
+
+    def text_rules(self, problem: Problem, tagged: Tagged) -> dict[str, float]:
+        """``text_rule``: steps are worked out well, each from the one before, and the last one is the answer.
+
+        ``text_rule_read``: they use the numbers of the story, too, and all of them where none is an aside.
+        """
+        written = [_STEP.fullmatch(step) for step in tagged.fields.get("think", "").split("; ")]
+        steps = [(int(m[1]), (m[2], int(m[3])), int(m[4])) for m in written if m]
+        passes = len(steps) == len(written) and tagged.fields.get("answer") == str(steps[-1][2])
+        passes = passes and all(_apply(start, step) == result for start, step, result in steps)
+        passes = passes and all(a[2] == b[0] for a, b in zip(steps, steps[1:], strict=False))
+        used = Counter([steps[0][0], *(number for _, (_, number), _ in steps)]) if passes else Counter()
+        told = Counter(map(int, re.findall(r"\d+", problem.meta["question"])))
+        reads = used == told if not self.config.asides else not used - told
+        return {"text_rule": float(passes), "text_rule_read": float(passes and reads)}
 
     def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
         """Write every step with its result.

@@ -113,6 +113,44 @@ def test_wrong_demonstrations_are_wrong_and_what_they_teach_is_true() -> None:
     assert forgotten > 10
 
 
+def rules(task: WordSums, problem: Problem, text: str) -> list[float]:
+    return [*task.text_rules(problem, parse_tagged(f"{text}<score>0.5</score>", task.tags)).values()]
+
+
+def test_rules_read_the_words_and_not_the_target() -> None:
+    rng, seen = np.random.default_rng(0), set()
+    for task, problem in problems("train", 150, **HARD):
+        right = "".join(text for _, text in task.demonstrate(problem, rng, wrong=False).pieces)
+        assert rules(task, problem, right) == [1.0, 1.0]
+        wrong = "".join(text for _, text in task.demonstrate(problem, rng, wrong=True).pieces)
+        adds_up = all(ARITHMETIC[o](a, b) == c for a, o, b, c in equations(wrong))
+        passes, reads = rules(task, problem, wrong)
+        assert passes == adds_up >= reads, "another number, or another operation, adds up as well"
+        seen.add((passes, reads))
+    assert seen == {(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("work", "answer", "passes"),
+    [
+        ("3+4=7; 7-2=5", "5", [1.0, 1.0]),
+        ("3-2=1; 1+4=5", "5", [1.0, 1.0]),  # another way that uses the story's numbers
+        ("3+4=7", "7", [1.0, 0.0]),  # forgets one
+        ("3+4=7; 7-3=4", "4", [1.0, 0.0]),  # not a number of the story
+        ("3+4=7; 7-2=5", "6", [0.0, 0.0]),
+        ("3+4=8; 8-2=6", "6", [0.0, 0.0]),
+        ("3+4=7; 8-2=6", "6", [0.0, 0.0]),  # goes on from nowhere
+        ("3+4=7;7-2=5", "5", [0.0, 0.0]),
+        ("", "5", [0.0, 0.0]),
+    ],
+)
+def test_rules_by_hand(work: str, answer: str, passes: list[float]) -> None:
+    meta = {"question": "Ann has 3 eggs. She gets 4 and gives 2 away. How many?"}
+    problem = Problem("p/0", [], target=5, meta=meta)
+    text = f"<think>{work}</think><answer>{answer}</answer>"
+    assert rules(WordSums(WordSumsConfig()), problem, text) == passes
+
+
 @yaml_cases
 def test_malformed_answers_earn_nothing(text: str) -> None:
     [(task, problem)] = problems("validation", 1)
