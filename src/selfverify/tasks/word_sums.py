@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ class WordSums(Task):
         steps = [(int(m[1]), (m[2], int(m[3])), int(m[4])) for m in written if m]
         passes = len(steps) == len(written) and tagged.fields.get("answer") == str(steps[-1][2])
         passes = passes and all(_apply(start, step) == result for start, step, result in steps)
-        passes = passes and all(a[2] == b[0] for a, b in zip(steps, steps[1:], strict=False))
+        passes = passes and all(a[2] == b[0] for a, b in pairwise(steps))
         used = Counter([steps[0][0], *(number for _, (_, number), _ in steps)]) if passes else Counter()
         told = Counter(map(int, re.findall(r"\d+", problem.meta["question"])))
         reads = used == told if not self.config.asides else not used - told
