@@ -126,19 +126,20 @@ def measured(model: str, store: Path, overrides: Sequence[str], kinds: Sequence[
 
 
 def models_of(study: Path) -> dict[str, list[str]]:
-    """The study's trained models by variant, in the order of their seeds, behind what they began from.
+    """The study's trained models by variant, in the order of their seeds, behind what `VARIANT` began from.
 
     Raises:
         ConfigError: There are none of `VARIANT`.
     """
-    found = {BEFORE: [load_recipe(RECIPE).policy.path]}
+    trained: dict[str, list[str]] = {}
     for folder in sorted(study.glob("phone/*/seed-*/model")):
-        found.setdefault(folder.parents[1].name, []).append(str(folder))
-    if VARIANT not in found:
+        trained.setdefault(folder.parents[1].name, []).append(str(folder))
+    if VARIANT not in trained:
         raise ConfigError(
             f"{study}: no trained model of {VARIANT} is in it; `python -m reproduce.grid {RECIPE}` makes them"
         )
-    return found
+    start = load_recipe(Path(trained[VARIANT][0]).parent).policy.path
+    return {BEFORE: [start], **trained}
 
 
 def compared(study: Path, others: Mapping[str, str], say: Callable[[str], None] = print) -> dict[str, Any]:

@@ -55,10 +55,13 @@ def test_a_study_is_compared_with_its_beginning(tmp_path: Path, monkeypatch: pyt
     """Trained models and others by name; what only some models answer has rows for these alone."""
     for name in (f"{VARIANT}/seed-0", f"{VARIANT}/seed-1", "grpo/seed-0"):
         (tmp_path / "phone" / name / "model").mkdir(parents=True)
+    recipe = "name: x\npolicy: {path: its/start}\ntask: {name: digits-pick}\nmethod: {name: adpo}\nlearner: {steps: 6}\n"
+    (tmp_path / f"phone/{VARIANT}/seed-0/recipe.yaml").write_text(recipe)
     asked: list[str] = []
 
     def measured(model: str, store: Path, overrides: list[str], kinds: list[str]) -> object:
         asked.append(store.relative_to(tmp_path).as_posix())
+        assert (model == "its/start") == (store.name == "before-0.jsonl")
         return figures_of(SAMPLES if "seed" in model else SAMPLES[1:], kinds)
 
     monkeypatch.setattr(smartsnap_gains, "measured", measured)
