@@ -55,7 +55,13 @@ def test_a_study_is_compared_with_its_beginning(tmp_path: Path, monkeypatch: pyt
     """Trained models and others by name; what only some models answer has rows for these alone."""
     for name in (f"{VARIANT}/seed-0", f"{VARIANT}/seed-1", "grpo/seed-0"):
         (tmp_path / "phone" / name / "model").mkdir(parents=True)
-    recipe = "name: x\npolicy: {path: its/start}\ntask: {name: digits-pick}\nmethod: {name: adpo}\nlearner: {steps: 6}\n"
+    parts = {
+        "policy": "path: its/start",
+        "task": "name: digits-pick",
+        "method": "name: adpo",
+        "learner": "steps: 6",
+    }
+    recipe = "name: x\n" + "".join(f"{name}: {{{of}}}\n" for name, of in parts.items())
     (tmp_path / f"phone/{VARIANT}/seed-0/recipe.yaml").write_text(recipe)
     asked: list[str] = []
 
