@@ -125,7 +125,8 @@ def judged(
     read = load_recipe(recipe or str(own), [*(overrides or [])])
     task = make_task(read.task.name, **read.task.options)
     torch.manual_seed(read.seed)
-    judge = Policy.load(str(Path(start) / "model" if own.is_file() else start), device="cpu")
+    folder = Path(start) / "model" if own.is_file() else start
+    judge = Policy.load(folder, device="cpu", dtype=read.policy.dtype)
     writer = judge.frozen_copy()
     trained = [p for p in judge.model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0)
@@ -165,7 +166,7 @@ def readings_of(
         began = log_odds(writer, new).numpy()
     labels = [right for batch in pool for right in batch.right]
     linear = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=2000)).fit(
-        known.numpy(), labels
+        known.float().numpy(), labels
     )
     words = make_pipeline(
         CountVectorizer(token_pattern=r"\w+|[^\w\s]", ngram_range=(1, 2)), LogisticRegression(max_iter=2000)
@@ -173,7 +174,7 @@ def readings_of(
     scores = {
         "supervised judge": taught,
         "the start's own score": began,
-        "linear reading of the start": linear.decision_function(new.numpy()),
+        "linear reading of the start": linear.decision_function(new.float().numpy()),
         "bag of words": words.decision_function([text for batch in test for text in batch.texts]),
         "log-prob": np.array([value for batch in test for value in batch.logprobs]),
     }
