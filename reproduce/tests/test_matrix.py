@@ -83,7 +83,7 @@ def test_a_reward_model_and_a_server(servers: Loop, tmp_path: Path, tiny_folder:
     assert [*cells[1]] == [("far", "none")] and ("far", "majority") in cells[4]
     record = json.loads((output / "matrix.json").read_text())
     assert [one["verifier"] for one in record["judging"]] == [
-        "far", "own", "own, written", "rm"
+        "far", "own", "own, written", "rm", "text_rule", "text_rule_read"
     ]  # fmt: skip
     assert "| far | rm |" in (output / "matrix.md").read_text()
     header, rows = read_journal(output / "seed-7" / "far-by-rm.jsonl", JudgedProblem)
