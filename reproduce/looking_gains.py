@@ -255,9 +255,10 @@ def _reasoner(seed: StudySeed, problems: int = PROBLEMS, *more: str) -> Recipe:
     return recipe.model_copy(update={"policy": recipe.policy.for_model(recipe.policy.path)})
 
 
-def capped(seed: StudySeed, folder: Path, problems: int) -> CappedArrays:
+def capped(seed: StudySeed, folder: Path, problems: int, temperature: float = 0.0) -> CappedArrays:
     """The reasoner held to the cap, with results as the folder is called."""
-    recipe = _reasoner(seed, problems, f"task.results={folder.name}")
+    changes = f"task.results={folder.name}", f"evaluation.temperature={temperature}"
+    recipe = _reasoner(seed, problems, *changes)
     return CappedLooks(recipe, ListenerConfig(verifier=str(seed.verifier), output=folder)).hold("test")
 
 

@@ -348,11 +348,12 @@ def rivals(
     study: Annotated[Path, typer.Argument(help="The folder for conversations that are missing.")],
     result: Annotated[Path, typer.Argument(help="The JSON file for the figures.")],
     problems: Annotated[int, typer.Option(help="Test problems.")] = PROBLEMS,
+    temperature: Annotated[float, typer.Option(help="At which looks are sampled.")] = 0.0,
 ) -> None:
     """Compare the verifier with simple rules on the same conversations (`reproduce/looking_rivals.py`)."""
-    made = with_rivals(run, study, problems)
+    made = with_rivals(run, study, problems, temperature)
     write_json(result, made)
-    typer.echo(table_of(made))
+    typer.echo(f"{table_of(made)}\n\ntold apart, AUC: {made['told_apart']}")
 
 
 app = script(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from reproduce.looking_rivals import bag_of_words, rivals
+from reproduce.looking_rivals import bag_of_words, rivals, told_apart, told_by_places
 from selfverify.evaluation.visual_metrics import CappedConversation, CappedProblem, CappedStep
 
 
@@ -19,6 +19,17 @@ def talk(plans: str, right: Sequence[int], confidence: Sequence[float | None]) -
         for h, (plan, one, sure) in enumerate(zip(plans, right, confidence, strict=True))
     ]
     return CappedConversation(steps, 0.0, float(right[-1]), plans.index("0") + 1, False)
+
+
+def silent(cells: str, ends: int, delta_r: Sequence[float]) -> CappedConversation:
+    """Looks at cells without a word; the answer is right from look ``ends`` on."""
+    steps = [
+        CappedStep(
+            ratio, 0.0, float(h >= ends), None, 5, 4, "crop", "", None, f"crop 1 {cell} 2 4 4", -h, -1.0
+        )
+        for h, (cell, ratio) in enumerate(zip(cells, delta_r, strict=True), 1)
+    ]
+    return CappedConversation(steps, 0.0, 1.0, ends, False)
 
 
 def journal(*talks: CappedConversation) -> dict[int, CappedProblem]:
@@ -58,3 +69,19 @@ def test_rules_end_looking_where_they_should() -> None:
     assert made["log V_φ0"]["steps"].tolist() == [3, 3, 3]  # -1 would stop where p/2 is wrong
     looks = rivals(KNOWN, rows, "steps", 2.0)  # it falls by 1 a step in every row
     assert looks["log V_φ0"]["steps"].tolist() == [2, 2, 2]
+
+
+def test_trees_read_where_has_been_looked() -> None:
+    """Looks in vain are at cell 9 only, or say nothing: then Δr alone tells them."""
+    plain = [silent("12345", 5, [0, 0, 0, 0, 0]), silent("12933", 2, [0, 0, -1, 0, 0])] * 40
+    rows = journal(*plain)
+    chance = told_by_places(rows, rows)
+    assert chance.shape == (80, 5)
+    assert chance[1, 2] < -0.9 and chance[0, 2] > -0.1
+    assert told_apart(rows) == {"places": 1.0, "delta_r": 1.0}
+    alike = [silent("12345", 5, [0, 0, 0, 0, 0]), silent("12345", 2, [0, 0, -1, 0, 0])] * 40
+    found = told_apart(journal(*alike))
+    # Step 3 is needed as often as it is in vain; steps 2, 4 and 5 are needed.
+    assert found["delta_r"] == 1.0 and found["places"] < 0.95
+    assert "bag of words" not in rivals(rows, rows, "within", 0.0)
+    assert told_apart(journal(*plain[:2])) == {"delta_r": 1.0}
