@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from reproduce.looking_ceiling import SIDES, told_by_first_image
 from reproduce.looking_gains import PROBLEMS, compared, table_of
 from reproduce.looking_rivals import with_rivals
 from reproduce.mathvista import published_accuracy
@@ -356,11 +357,23 @@ def rivals(
     typer.echo(f"{table_of(made)}\n\ntold apart, AUC: {made['told_apart']}")
 
 
+def ceiling(
+    result: Annotated[Path, typer.Argument(help="The JSON file for the figures.")],
+    problems: Annotated[int, typer.Option(help="Test problems.")] = PROBLEMS,
+    fitted: Annotated[int, typer.Option(help="Training problems.")] = 4 * PROBLEMS,
+) -> None:
+    """Tell how often the first image of `digits-far` shows the answer (`reproduce/looking_ceiling.py`)."""
+    made = {str(side): told_by_first_image(side, fitted, problems) for side in SIDES}
+    write_json(result, made)
+    typer.echo(json.dumps(made, indent=2))
+
+
 app = script(
     bench,
     tables,
     gains,
     rivals,
+    ceiling,
     about="VTS-V's Tables 1 to 3 of our own models, the benchmarks that they are about, and our own study.",
 )
 
