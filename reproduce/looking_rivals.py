@@ -5,7 +5,7 @@
 
 A rule's threshold is chosen as the verifier's ε was, on the run's validation conversations and for the same
 aim: a mean number of looks, or how often the answer is right. ``told_apart`` in the file is the AUC by which
-places alone, and Δr alone, tell needed looks from first looks in vain.
+places, Δr and log V_φ0 tell needed looks from first looks in vain, each alone.
 """
 
 from __future__ import annotations
@@ -107,30 +107,32 @@ def told_apart(rows: Journal) -> dict[str, float]:
     Those follow the step that shows the last of what the answer needs.
 
     Returns:
-        ``places``: by places alone, told by boosted trees in `FOLDS` over problems. ``delta_r``: by Δr
-        alone, where it was measured. What too few conversations can tell is left out.
+        ``places``: by places alone, told by boosted trees in `FOLDS` over problems. ``delta_r`` and
+        ``logprob``: by Δr and by log V_φ0 alone, where they were measured; the lower, the more in vain. What
+        too few conversations can tell is left out.
     """
-    there, looks = places(rows), list[tuple[list[int], bool, int, float | None]]()
+    there, looks = places(rows), list[tuple[CappedStep, bool, int]]()
     for index, row in rows.items():
         for talk in row.talks:
             first = (talk.enough or len(talk.steps)) + 1  # the first look in vain
             for number, step in enumerate(talk.steps[1:first], 2):
-                looks.append((there[id(step)], number == first, index, step.delta_r))
-    asked, vain, problems, _ = zip(*looks, strict=True) if looks else [()] * 4
+                looks.append((step, number == first, index))
+    vain, problems = ([look[part] for look in looks] for part in (1, 2))
     found = {}
     if len({*vain}) == 2 and len({*problems}) >= FOLDS:
         folds = cross_val_predict(
             HistGradientBoostingClassifier(random_state=0),
-            asked,
+            [there[id(step)] for step, _, _ in looks],
             vain,
             groups=problems,
             cv=GroupKFold(FOLDS),
             method="predict_proba",
         )
         found["places"] = float(roc_auc_score(vain, folds[:, 1]))
-    measured = [(one, -value) for _, one, _, value in looks if value is not None]
-    if len({one for one, _ in measured}) == 2:
-        found["delta_r"] = float(roc_auc_score(*zip(*measured, strict=True)))
+    for name in ("delta_r", "logprob"):
+        measured = [(one, -value) for step, one, _ in looks if (value := getattr(step, name)) is not None]
+        if len({one for one, _ in measured}) == 2:
+            found[name] = float(roc_auc_score(*zip(*measured, strict=True)))
     return found
 
 

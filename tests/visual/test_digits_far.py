@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from selfverify.core.trajectory import Finish
 from selfverify.evaluation.visual_metrics import run_to_cap
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.visual.digits_far import DigitsFar, closer
+from selfverify.visual.digits_far import DigitsFar, cell_box, closer
 from selfverify.visual.episode import VisualEpisode
 from tables import yaml_cases
 
@@ -139,6 +140,29 @@ def test_without_thoughts_a_look_in_vain_is_like_one_that_is_needed() -> None:
             vain[step > 5] += step > looks
             steps[step > 5] += 1
     assert vain[True] / steps[True] == pytest.approx(vain[False] / steps[False], abs=0.15)
+
+
+def test_a_way_may_lead_on_behind_its_frame() -> None:
+    """Looks in vain follow digits, too; the answer is the framed cell, which only a crop of it shows."""
+    task = make_task("digits-far", think="none", ends=0.3, longest=9, far_share=0.0, end="frame", told=1.0)
+    plain, more = make_task("digits-far", think="none", ends=0.3, longest=9, far_share=0.0, told=1.0), set()
+    for index in range(20):
+        episode, _, texts = taught(task, index)
+        ending, problem = episode.result(), episode.problem
+        way, digits = problem.meta["way"], problem.meta["digits"]
+        calls = [[*cell_box(cell)] for cell in range(1, 10)]
+        cells = [calls.index([int(x) for x in text.split()[2:]]) + 1 for text in texts[:-1]]
+        more.add(len(cells) - len(way))
+        assert ending.rewards["correct"] == 1 and ending.rewards["tool_errors"] == 0
+        assert cells[: len(way)] == way and problem.target == way[-1]
+        assert all(digits[one - 1] == following for one, following in pairwise(cells))
+        framed = np.asarray(task.canvas("train", 3, index), dtype=np.float64)
+        other = np.asarray(task.canvas("train", 3, index, framed=False), dtype=np.float64)
+        changed = np.argwhere((framed - other) > 64) // task.config.cell  # the grey of the frame is .6
+        assert {(way[-1] - 1) // 3} == {*changed[:, 0]} and {(way[-1] - 1) % 3} == {*changed[:, 1]}
+        # Without the frame the thumbnail is that of the same digits.
+        assert plain.problem("train", 3, index).meta["way"] == way
+    assert more >= {0, 1, 2, 3}
 
 
 def test_a_model_is_told_when_to_answer() -> None:

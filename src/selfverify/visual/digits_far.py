@@ -42,6 +42,8 @@ CLOSER = 2
 """How many times a quarter is cropped for a far digit, behind the crop of its cell."""
 FRAME, FRAME_INK = 4, 0.6
 """Width in pixels and grey of the frame around a far digit, which is as large as the last of these."""
+RIM = 12
+"""Width in pixels of the frame around a cell in which a way ends, of the same grey."""
 SIXTHS = 6
 """Places are written in sixths of an image's sides, so that each is one digit."""
 Sixths = tuple[int, int, int, int]
@@ -160,9 +162,13 @@ class DigitsFarConfig(TaskConfig, EndingConfig):
     """The chance that a way ends in each of its cells, so that the number of looks says nothing about it;
     null: all lengths up to the `longest` are alike."""
 
+    end: Literal["zero", "frame"] = "zero"
+    """What ends a way: a 0, or a frame around a cell whose digit leads on all the same, so that looks in vain
+    follow digits as needed ones do. The thumbnail does not show the frame."""
+
     wander: float = Field(0.0, ge=0, le=1)
     """How many demonstrations, as a share, look on after the 0 was seen: at one to three parts of its cell,
-    or with `think: none` at cells not visited yet, in random order."""
+    or with `think: none` at cells not visited yet, in random order or, with `end: frame`, as digits lead."""
 
     told: float = Field(0.0, ge=0, le=1)
     """In how many training problems, as a share, the model is told to answer at the look that shows the 0 or
@@ -201,6 +207,11 @@ class DigitsFarConfig(TaskConfig, EndingConfig):
                     f"{name} {[low, high]} has to be [low, high] with 4 <= low <= high <= {most}, 1/{parts} "
                     "of a cell's side" + (" without its frame" if margin else "")
                 )
+        if self.end == "frame" and (self.far_share or self.think != "none" or self.tools == "none"):
+            raise ValueError(
+                "end: frame needs far_share: 0, think: none and tools, not "
+                f"{self.far_share}, {self.think} and tools: {self.tools}"
+            )
         if self.marks and self.thumbnail < 32:
             raise ValueError(f"marks need a thumbnail of 32 pixels at least, not {self.thumbnail}")
         if self.tools == "none":
@@ -261,14 +272,15 @@ class DigitsFar(VisualTask):
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         c = self.config
         way, digits = self.scene(split, seed, index)
-        canvas = self.canvas(split, seed, index).convert("L")
+        canvas = self.canvas(split, seed, index, framed=False).convert("L")
         small = canvas.resize((c.thumbnail, c.thumbnail), Image.Resampling.LANCZOS)
         # The canvas' own noise is averaged out in so small an image.
         noise = problem_rng(split, seed, index, 2)
         thumbnail = finish(np.asarray(small, dtype=np.float32) / 255, c.noise, noise)
         if c.marks:
             thumbnail = with_numbers(thumbnail, corners(c.thumbnail), c.thumbnail // 32)
-        question = f"Start in cell {way[0]}. A digit names the next cell. Which cell has the 0?"
+        end = {"zero": "0", "frame": "frame"}[c.end]
+        question = f"Start in cell {way[0]}. A digit names the next cell. Which cell has the {end}?"
         return Problem(
             id=f"{self.name}/{split}/{seed}/{index}",
             messages=user_turn(question),
@@ -291,7 +303,8 @@ class DigitsFar(VisualTask):
         length = rng.integers(1, c.longest + 1) if c.ends is None else min(rng.geometric(c.ends), c.longest)
         way = [int(cell) for cell in cells[:length]]
         named = [int(digit) for digit in rng.integers(0, 10, CELLS**2)]
-        for cell, following in zip(way, [*way[1:], 0], strict=True):
+        followed = way if c.end == "zero" else [int(cell) for cell in cells]
+        for cell, following in zip(followed, [*followed[1:], 0], strict=True):
             named[cell - 1] = following
         digits = []
         for digit in named:
@@ -299,12 +312,17 @@ class DigitsFar(VisualTask):
             digits.append(far_digit(digit, far, c.far if far else c.near, c.cell, rng))
         return way, digits
 
-    def canvas(self, split: Split, seed: int, index: int) -> Image.Image:
-        """The whole canvas, as tools see it."""
+    def canvas(self, split: Split, seed: int, index: int, framed: bool = True) -> Image.Image:
+        """The whole canvas, as tools see it, or without the frame that ends the way."""
         c = self.config
-        _, digits = self.scene(split, seed, index)
+        way, digits = self.scene(split, seed, index)
         rng = problem_rng(split, seed, index, 1)
         pixels = draw(digits, c.cell, digit_bank(split), rng)
+        if framed and c.end == "frame":
+            top, left = (part * c.cell for part in divmod(way[-1] - 1, CELLS))
+            whole = pixels[top : top + c.cell, left : left + c.cell]
+            inside = np.zeros((c.cell - 2 * RIM, c.cell - 2 * RIM), dtype=np.float32)
+            np.maximum(whole, np.pad(inside, RIM, constant_values=FRAME_INK), out=whole)
         return finish(pixels, c.noise, rng)
 
     def looks(self, way: Sequence[int], digits: Sequence[FarDigit]) -> int:
@@ -392,7 +410,12 @@ class DigitsFar(VisualTask):
         others = [(last, box) for box in SQUARES if box not in boxes[:1]]
         if self.config.think == "none":
             left = [cell for cell in range(1, CELLS**2 + 1) if cell not in way]
-            others = [*((1, cell_box(int(cell))) for cell in rng.permutation(left)), *others]
+            onward = [int(cell) for cell in rng.permutation(left)]
+            if self.config.end == "frame":
+                onward, cell = [], way[-1]
+                while cell := digits[cell - 1].digit:  # the last of all cells has a 0
+                    onward.append(cell)
+            others = [*((1, cell_box(cell)) for cell in onward), *others]
         vain = [self._step(thought, image, box) for image, box in others[:more]]
         if told and told.refused is not None:
             vain = [*vain[: told.refused], answer, *vain[told.refused : -1]]
@@ -407,7 +430,8 @@ class DigitsFar(VisualTask):
         looks = problem.meta["looks"]
         more = int(rng.integers(max(self.settings.max_steps - looks, 0) + 1))
         # A refused look is a step, too, and another one has to follow it.
-        tries = more >= 2 and bool(rng.random() < 0.5)
+        # Nor may its own words tell where a way has ended that digits lead beyond.
+        tries = more >= 2 and self.config.end == "zero" and bool(rng.random() < 0.5)
         return Told(looks + more, int(rng.integers(min(LONGEST_WANDER + 1, more - 1))) if tries else None)
 
     def _step(self, thought: str, image: int, box: Sixths) -> DemonstratedTurn:
