@@ -140,9 +140,9 @@ def rivals(known: Journal, rows: Journal, target: Target, wanted: float) -> dict
     """Return the outcomes of simple rules by name.
 
     Args:
-        known: Validation conversations, with verdicts, on which thresholds are chosen. The bag of words
-            (left out where nobody plans) and the trees on places learn from the first half of them, and their
-            thresholds are chosen on the others.
+        known: Validation conversations, with verdicts, on which thresholds are chosen. The bag of words and
+            the trees on places learn from the first half of them, and their thresholds are chosen on the
+            others. Rules on plans are left out where nobody plans.
         rows: The conversations in which looking ends.
         target: The aim of a threshold, see `fit_epsilon`.
         wanted: Its number.
@@ -154,7 +154,8 @@ def rivals(known: Journal, rows: Journal, target: Target, wanted: float) -> dict
         "answer confidence": (known, lambda of: -step_values(of, lambda step: step.confidence)),
         "places": (second, lambda of: told_by_places(first, of)),
     }
-    if any(plan_of(step) for row in known.values() for talk in row.talks for step in talk.steps):
+    plans = any(plan_of(step) for row in known.values() for talk in row.talks for step in talk.steps)
+    if plans:
         least["bag of words"] = second, lambda of: bag_of_words(first, of)
     looked, made = as_arrays(rows), {}
     for name, (chosen_on, values) in least.items():
@@ -164,11 +165,12 @@ def rivals(known: Journal, rows: Journal, target: Target, wanted: float) -> dict
         below = values(rows) < fitted.epsilon
         at = np.where(below.any(1), below.argmax(1) + 1, never(looked))
         made[name] = stopped(looked, at)
-    says = step_values(rows, lambda step: float(plan_of(step) == "0")) == 1
-    at = np.where(says.any(1), says.argmax(1) + 1, never(looked))
-    made["the plan says so"] = stopped(looked, at)
-    made["the plan says so, skip"] = stopped(looked, at, on_stop="skip")
-    made["the plan says so, random"] = shuffled(looked, at)
+    if plans:
+        says = step_values(rows, lambda step: float(plan_of(step) == "0")) == 1
+        at = np.where(says.any(1), says.argmax(1) + 1, never(looked))
+        made["the plan says so"] = stopped(looked, at)
+        made["the plan says so, skip"] = stopped(looked, at, on_stop="skip")
+        made["the plan says so, random"] = shuffled(looked, at)
     made[f"signed, ε = {PRINTED}"] = stopped(looked, verifier_steps(looked, "signed", PRINTED))
     return made
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 
 from reproduce.looking_rivals import bag_of_words, rivals, told_apart, told_by_places
 from selfverify.evaluation.visual_metrics import CappedConversation, CappedProblem, CappedStep
@@ -84,5 +83,5 @@ def test_trees_read_where_has_been_looked() -> None:
     found = told_apart(journal(*alike))
     # Step 3 is needed as often as it is in vain; steps 2, 4 and 5 are needed.
     assert found["delta_r"] == 1.0 and found["places"] < 0.95
-    assert "bag of words" not in rivals(rows, rows, "within", 0.0)
+    assert not {"bag of words", "the plan says so"} & {*rivals(rows, rows, "within", 0.0)}
     assert told_apart(journal(*plain[:2])).keys() == {"delta_r", "logprob"}
