@@ -185,8 +185,12 @@ def test_requests_leave_nothing_for_the_garbage_collector() -> None:
         gc.collect()
         gc.disable()
         try:
-            await ask_some(20)
-            return gc.collect()
+            left = []
+            # What other threads of this process leave behind comes once; what requests leave, each time.
+            for _ in range(3):
+                await ask_some(20)
+                left.append(gc.collect())
+            return min(left)
         finally:
             gc.enable()
 
