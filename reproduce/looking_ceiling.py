@@ -21,8 +21,8 @@ from selfverify.evaluation.statistics import interval, mean_statistic, measure
 from selfverify.selection.rules import Floats
 from selfverify.visual.digits_far import CELLS, DigitsFar, DigitsFarConfig
 
-SIDES = (16, 80)
-"""Sides in pixels: the thumbnail of most arms, and that of `larger`."""
+SIDES = (16, 80, 96)
+"""Sides in pixels: the thumbnail of most arms, that of `larger`, and one whose patches hold digits whole."""
 
 
 def cells_of(image: Floats) -> NDArray[np.float64]:
