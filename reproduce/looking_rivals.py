@@ -53,6 +53,11 @@ def plan_of(step: CappedStep) -> str:
     return step.text.partition("<think>")[2].partition("</think>")[0].strip()
 
 
+def steps_of(rows: Journal) -> list[CappedStep]:
+    """All steps of all conversations."""
+    return [step for row in rows.values() for talk in row.talks for step in talk.steps]
+
+
 def bag_of_words(fitted: Journal, rows: Journal) -> Floats:
     """``[N, H]`` minus the chance that the answer after a step is right, told by the words of its plan alone.
 
@@ -60,11 +65,10 @@ def bag_of_words(fitted: Journal, rows: Journal) -> Floats:
         fitted: Conversations on which the logistic regression is fitted.
         rows: Others.
     """
-    steps = [step for row in fitted.values() for talk in row.talks for step in talk.steps]
-    known = [step for step in steps if step.correct is not None]
+    known = [step for step in steps_of(fitted) if step.correct is not None]
     model = make_pipeline(CountVectorizer(token_pattern=r"\S+"), LogisticRegression(max_iter=1000))
     model.fit([plan_of(step) for step in known], [bool(step.correct) for step in known])
-    plans = sorted({plan_of(step) for row in rows.values() for talk in row.talks for step in talk.steps})
+    plans = sorted({plan_of(step) for step in steps_of(rows)})
     chance = dict(zip(plans, model.predict_proba(plans)[:, 1], strict=True))
     return step_values(rows, lambda step: -chance[plan_of(step)])
 
@@ -72,9 +76,8 @@ def bag_of_words(fitted: Journal, rows: Journal) -> Floats:
 def places(rows: Journal) -> dict[int, list[int]]:
     """What places say at each step, by the step's ``id``: the step's number, whether its call was made
     before, and the numbers of its call and of the calls before it, the last one first."""
-    talks = [talk for row in rows.values() for talk in row.talks]
     made = {}
-    for talk in talks:
+    for talk in [talk for row in rows.values() for talk in row.talks]:
         calls: list[list[int]] = []
         for step in talk.steps:
             numbers = [int(number) for number in re.findall(r"\d+", step.text.rpartition("</think>")[2])]
@@ -92,8 +95,7 @@ def told_by_places(fitted: Journal, rows: Journal) -> Floats:
         fitted: Conversations on which boosted trees are fitted.
         rows: Others.
     """
-    steps = [step for row in fitted.values() for talk in row.talks for step in talk.steps]
-    known, there = [step for step in steps if step.correct is not None], places(fitted)
+    known, there = [step for step in steps_of(fitted) if step.correct is not None], places(fitted)
     model = HistGradientBoostingClassifier(random_state=0)
     model.fit([there[id(step)] for step in known], [bool(step.correct) for step in known])
     asked = places(rows)
@@ -154,7 +156,7 @@ def rivals(known: Journal, rows: Journal, target: Target, wanted: float) -> dict
         "answer confidence": (known, lambda of: -step_values(of, lambda step: step.confidence)),
         "places": (second, lambda of: told_by_places(first, of)),
     }
-    plans = any(plan_of(step) for row in known.values() for talk in row.talks for step in talk.steps)
+    plans = any(plan_of(step) for step in steps_of(known))
     if plans:
         least["bag of words"] = second, lambda of: bag_of_words(first, of)
     looked, made = as_arrays(rows), {}

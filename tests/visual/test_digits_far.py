@@ -18,6 +18,7 @@ from selfverify.core.trajectory import Finish
 from selfverify.evaluation.visual_metrics import run_to_cap
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
+from selfverify.visual import digits_far
 from selfverify.visual.digits_far import DigitsFar, cell_box, closer
 from selfverify.visual.episode import VisualEpisode
 from tables import yaml_cases
@@ -142,7 +143,7 @@ def test_without_thoughts_a_look_in_vain_is_like_one_that_is_needed() -> None:
     assert vain[True] / steps[True] == pytest.approx(vain[False] / steps[False], abs=0.15)
 
 
-def test_a_way_may_lead_on_behind_its_frame() -> None:
+def test_a_way_may_lead_on_behind_its_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks in vain follow digits, too; the answer is the framed cell, which only a crop of it shows."""
     task = make_task("digits-far", think="none", ends=0.3, longest=9, far_share=0.0, end="frame", told=1.0)
     plain, more = make_task("digits-far", think="none", ends=0.3, longest=9, far_share=0.0, told=1.0), set()
@@ -160,9 +161,13 @@ def test_a_way_may_lead_on_behind_its_frame() -> None:
         other = np.asarray(task.canvas("train", 3, index, framed=False), dtype=np.float64)
         changed = np.argwhere((framed - other) > 64) // task.config.cell  # the grey of the frame is .6
         assert {(way[-1] - 1) // 3} == {*changed[:, 0]} and {(way[-1] - 1) % 3} == {*changed[:, 1]}
-        # Without the frame the thumbnail is that of the same digits.
         assert plain.problem("train", 3, index).meta["way"] == way
     assert more >= {0, 1, 2, 3}
+    thin, canvas = task.problem("train", 3, 0).images[0], task.canvas("train", 3, 0)
+    monkeypatch.setattr(digits_far, "RIM", 60)
+    # A frame five times as wide is seen on the canvas, and not in the thumbnail.
+    assert np.array_equal(thin, task.problem("train", 3, 0).images[0])
+    assert not np.array_equal(canvas, task.canvas("train", 3, 0))
 
 
 def test_a_model_is_told_when_to_answer() -> None:

@@ -409,12 +409,13 @@ class DigitsFar(VisualTask):
         # In one order: where each next square is a guess, a model at T = 0 looks at the likeliest one twice.
         others = [(last, box) for box in SQUARES if box not in boxes[:1]]
         if self.config.think == "none":
-            left = [cell for cell in range(1, CELLS**2 + 1) if cell not in way]
-            onward = [int(cell) for cell in rng.permutation(left)]
+            onward, cell = list[int](), way[-1]
             if self.config.end == "frame":
-                onward, cell = [], way[-1]
                 while cell := digits[cell - 1].digit:  # the last of all cells has a 0
                     onward.append(cell)
+            else:
+                left = [cell for cell in range(1, CELLS**2 + 1) if cell not in way]
+                onward = [int(cell) for cell in rng.permutation(left)]
             others = [*((1, cell_box(cell)) for cell in onward), *others]
         vain = [self._step(thought, image, box) for image, box in others[:more]]
         if told and told.refused is not None:
@@ -429,8 +430,8 @@ class DigitsFar(VisualTask):
             return None
         looks = problem.meta["looks"]
         more = int(rng.integers(max(self.settings.max_steps - looks, 0) + 1))
-        # A refused look is a step, too, and another one has to follow it.
-        # Nor may its own words tell where a way has ended that digits lead beyond.
+        # A refused look is a step, too, and another one has to follow it. With a frame nobody tries: a model
+        # that learnt to would tell by its own words where the way has ended.
         tries = more >= 2 and self.config.end == "zero" and bool(rng.random() < 0.5)
         return Told(looks + more, int(rng.integers(min(LONGEST_WANDER + 1, more - 1))) if tries else None)
 
