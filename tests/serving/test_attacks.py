@@ -186,7 +186,7 @@ def test_requests_leave_nothing_for_the_garbage_collector() -> None:
         gc.disable()
         try:
             left = []
-            # What other threads of this process leave behind comes once; what requests leave, each time.
+            # Other threads of this process may leave something once; what requests leave comes each time.
             for _ in range(3):
                 await ask_some(20)
                 left.append(gc.collect())
