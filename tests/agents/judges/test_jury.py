@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 from selfverify.agents.evidence import Exhibit, Submission, Vote
 from selfverify.agents.goals import Goal
 from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge
-from selfverify.agents.judges.config import JuryConfig
+from selfverify.agents.judges.config import Flips, JuryConfig
 from selfverify.agents.judges.jury import Jury, RulesJudge, admits_failure, tally
 from selfverify.core.episode import Call, StepResult
 from tables import yaml_cases
@@ -123,6 +124,32 @@ def test_the_same_case_is_judged_the_same_and_numbers_are_apart() -> None:
     other = Case("phone/0", "Set an alarm.", Submission("It is set.", []), 1)
     drawn = [[b.about.get("flipped") for b in cast(case, right, 20, 0.5)] for case in (CASES[0], other)]
     assert drawn[0] != drawn[1]
+
+
+def believed(flips: Flips, votes: int, vote: Vote = Vote(True, False), said: str = "Done.") -> float:
+    """The share of 1,000 verdicts that are a success, of a jury that flips three votes in ten."""
+    jury = Jury(Written(vote), JuryConfig(votes=votes, deciding=votes // 2 + 1), 0.3, flips)
+    said_so = [replace(case, submission=Submission(said, [])) for case in CASES]
+    return float(np.mean([jury.ask(case)().success for case in said_so]))
+
+
+def test_a_jury_outvotes_errors_of_single_votes_and_not_those_of_cases() -> None:
+    """One vote believes 0.3 of failures; two of three 3 * 0.3^2 * 0.7 + 0.3^3 = 0.216; alike, 0.3 again."""
+    assert believed("failures", 1) == pytest.approx(0.3, abs=0.045)
+    assert believed("failures", 3) == pytest.approx(0.216, abs=0.04)
+    assert believed("claims", 3) == believed("claims", 1) == pytest.approx(0.3, abs=0.045)
+    # Neither takes a success for a failure.
+    assert believed("failures", 1, Vote(True, True)) == believed("claims", 1, Vote(True, True)) == 1.0
+
+
+@pytest.mark.parametrize("said", ["7:30", "Not done.", "I was unsuccessful.", "I could not get it done.", ""])
+def test_only_a_message_that_claims_success_deceives(said: str) -> None:
+    assert believed("claims", 1, said=said) == 0.0
+
+
+@pytest.mark.parametrize("said", ["It is finished", "SUCCESS", "The task was completed successfully."])
+def test_a_claim_is_read_in_other_words(said: str) -> None:
+    assert believed("claims", 1, said=said) > 0.2
 
 
 GOAL = Goal.read({"needs": [{"type": "has", "kind": "lamp", "key": "oven", "values": {"on": True}}]})

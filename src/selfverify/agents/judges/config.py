@@ -10,6 +10,9 @@ from pydantic import Field, model_validator
 from selfverify.agents.judges.case import Quotations
 from selfverify.core.config import Config
 
+Flips = Literal["votes", "failures", "claims"]
+"""Which votes an erring judge flips; see `selfverify.agents.judges.make_judge.JudgeConfig`."""
+
 
 class JuryConfig(Config):
     """How many votes are asked for, and how many decide."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from selfverify.agents.evidence import Vote
 from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge, Judgement, render
-from selfverify.agents.judges.config import JuryConfig
+from selfverify.agents.judges.config import Flips, JuryConfig
 from selfverify.core.events import note
 
 logger = logging.getLogger(__name__)
@@ -29,20 +29,24 @@ _NAMES = {True: "successes", False: "failures", None: "undecided"}
 class Jury:
     """Asks one judge several times about one submission (§4.2: three times, two of three decide).
 
-    A share of the votes may be flipped, each with the same probability and apart from all others, so that a
-    judge errs as often as it is told to: success becomes failure, with evidence that is still relevant;
-    failure becomes success, which makes the evidence relevant. Which votes are flipped depends on the case,
-    as a judge reads it, and on the vote's number: the same case is always judged the same, as it would be
-    from a cache.
+    A share of the votes may be flipped, so that a judge errs as often as it is told to: success becomes
+    failure, with evidence that is still relevant; failure becomes success, which makes the evidence relevant.
+    Which votes are flipped depends on the case, as a judge reads it: the same case is always judged the same,
+    as it would be from a cache. It depends on the vote's number, too, so that votes err apart and a jury
+    outvotes them; with ``claims`` it does not, and no jury helps.
 
     Args:
         judge: The judge.
         config: How many votes are asked for, and how many decide.
-        flipped: How many of all votes are flipped, from 0 to 1.
+        flipped: How many of the votes that can be flipped are, from 0 to 1.
+        flips: Which can be: see `selfverify.agents.judges.make_judge.JudgeConfig`.
     """
 
-    def __init__(self, judge: Judge, config: JuryConfig | None = None, flipped: float = 0.0) -> None:
-        self.judge, self.config, self.flipped = judge, config or JuryConfig(), flipped
+    def __init__(
+        self, judge: Judge, config: JuryConfig | None = None, flipped: float = 0.0, flips: Flips = "votes"
+    ) -> None:
+        self.judge, self.config = judge, config or JuryConfig()
+        self.flipped, self.flips = flipped, flips
         self._asked: Counter[bool | None] = Counter()
         self._missing: Counter[bool | None] = Counter()
 
@@ -72,14 +76,16 @@ class Jury:
         return self.judge.counters() | shares
 
     def _flipped(self, case: Case, ballots: list[Ballot]) -> list[Ballot]:
-        if not self.flipped:
+        alike = self.flips == "claims"
+        if not self.flipped or (alike and not claims_success(case.submission.message)):
             return ballots
         key, found = zlib.crc32(f"{case.name}\n{render(case).text}".encode()), list[Ballot]()
         for ballot in ballots:
-            drawn = np.random.default_rng([key, ballot.number]).random()
-            if ballot.vote is not None and drawn < self.flipped:
-                vote = replace(ballot.vote, valid=True, success=not ballot.vote.success)
-                ballot = replace(ballot, vote=vote, about={**ballot.about, "flipped": True})
+            drawn = np.random.default_rng([key] if alike else [key, ballot.number]).random()
+            vote = ballot.vote
+            if vote is not None and drawn < self.flipped and (self.flips == "votes" or not vote.success):
+                turned = replace(vote, valid=True, success=not vote.success)
+                ballot = replace(ballot, vote=turned, about={**ballot.about, "flipped": True})
             found.append(ballot)
         return found
 
@@ -151,6 +157,14 @@ def admits_failure(message: str) -> bool:
     """Whether a final message says that the task was not done: by its words, in English."""
     said = _NAMED.sub(" ", message.replace("’", "'").replace("‘", "'"))
     return _ADMISSION.search(_DENIED.sub(" ", said)) is not None
+
+
+_CLAIM = re.compile(r"\b(?:done|finished|completed?|success(?:ful(?:ly)?)?|succeeded)\b", re.IGNORECASE)
+
+
+def claims_success(message: str) -> bool:
+    """Whether a final message says, in English, that the task was done; an answer alone does not."""
+    return _CLAIM.search(message) is not None and not admits_failure(message)
 
 
 class RulesJudge(Judge):

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from selfverify.agents.evidence import Source
 from selfverify.agents.judges.case import Judge
-from selfverify.agents.judges.config import JuryConfig, ModelJudgeConfig, OwnJudgeConfig
+from selfverify.agents.judges.config import Flips, JuryConfig, ModelJudgeConfig, OwnJudgeConfig
 from selfverify.agents.judges.jury import Jury, RulesJudge, StateJudge
 from selfverify.agents.judges.own_judge import OwnJudge, ShortForm
 from selfverify.core.config import Config
@@ -123,8 +123,14 @@ class JudgeConfig(Config):
     """How many votes are asked for and how many decide; null is one vote by who is always of one mind (rules,
     state, a policy at temperature 0), and two of three otherwise (§4.2)."""
 
-    flipped: float = Field(0.0, ge=0, lt=0.5)
-    """Share of votes that are turned into their opposite, to see what a fallible judge does."""
+    flipped: float = Field(0.0, ge=0, le=1)
+    """Share of the votes named by `flips` that are turned into their opposite, to see what a fallible judge
+    does; less than half of them with `votes`."""
+
+    flips: Flips = "votes"
+    """`votes`: any vote may be flipped, apart from all others; `failures`: votes for a failure, each apart;
+    `claims`: votes for a failure where the message says that the task is done, all votes on one submission
+    alike, so that a jury helps nothing."""
 
     server: ModelJudgeConfig | None = None
     """The judge of `kind: model`."""
@@ -136,6 +142,8 @@ class JudgeConfig(Config):
     def _check(self) -> JudgeConfig:
         if (self.kind == "model") != (self.server is not None):
             raise ValueError("judge.server (its url and model) goes with judge.kind=model, and only with it")
+        if self.flips == "votes" and self.flipped >= 0.5:
+            raise ValueError(f"flipped={self.flipped}: with flips=votes it has to be less than 0.5")
         return self
 
     @property
@@ -158,7 +166,7 @@ def make_jury(config: JudgeConfig, world: World, short: ShortForm | None = None)
     prompt = judge_prompt(hint_names() if world == "phone" else (), world)
     same = config.needs_goal or (config.kind == "own" and config.own.temperature == 0)
     jury = config.jury or (JuryConfig(votes=1, deciding=1) if same else None)
-    return Jury(_judge(config, prompt, short), jury, config.flipped)
+    return Jury(_judge(config, prompt, short), jury, config.flipped, config.flips)
 
 
 def _judge(config: JudgeConfig, prompt: str, short: ShortForm | None) -> Judge:
