@@ -216,7 +216,19 @@ def gains(
     write_json(result, compared(study, dict(named_folders(named or []))))
 
 
-app = script(tables, gains, about="SmartSnap's tables of our own runs, and what its training is worth.")
+def synergy(
+    runs: Annotated[Path, typer.Argument(help="The folder of `smartsnap-starts` and `smartsnap-synergy`.")],
+    result: Annotated[Path, typer.Argument(help="The JSON file for the figures.")],
+) -> None:
+    """Compare agents that hand in evidence with agents that do not, before and after training."""
+    from reproduce import smartsnap_synergy  # the phone is a distribution of its own
+
+    write_json(result, smartsnap_synergy.synergy(runs))
+
+
+app = script(
+    tables, gains, synergy, about="SmartSnap's tables of our own runs, and what its training is worth."
+)
 
 if __name__ == "__main__":
     app()

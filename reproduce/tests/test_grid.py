@@ -303,7 +303,14 @@ def test_seeds_and_studies_in_the_wrong_place(file: Path) -> None:
 
 def test_every_study_that_ships_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their recipes, overrides and settings are right, and their variants can be compared."""
-    for name in ("cold-start-digits-boxes", "boxes-blind", "cold-start-phone-2-work"):
+    starts = [f"smartsnap-starts/{side}/work/seed-{k}" for side in ("evidence", "message") for k in range(3)]
+    for name in (
+        "cold-start-digits-boxes",
+        "boxes-blind",
+        "cold-start-phone-1-copy",
+        "cold-start-phone-2-work",
+        *starts,
+    ):
         made_by_a_recipe = tmp_path / "runs" / name / "model"
         made_by_a_recipe.mkdir(parents=True)
         (made_by_a_recipe / "config.json").write_text("{}", encoding="utf-8")
