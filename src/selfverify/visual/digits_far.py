@@ -156,7 +156,7 @@ class DigitsFarConfig(TaskConfig, EndingConfig):
     """How many of the digits are far, as a share."""
 
     longest: int = Field(3, ge=1, le=9)
-    """Cells on the longest way, the 0's included."""
+    """Cells on the longest way, its end included."""
 
     ends: float | None = Field(None, gt=0, le=1)
     """The chance that a way ends in each of its cells, so that the number of looks says nothing about it;
