@@ -159,8 +159,14 @@ def compared(study: Path, others: Mapping[str, str], say: Callable[[str], None] 
             variant: {"metrics": pooled(of), "gain": difference(of, dict.fromkeys(of, start))}
             for variant, of in runs.items()
         }
+        for variant, of in runs.items():
+            if variant not in (BEFORE, VARIANT):  # models of other seeds: apart
+                found[name][variant]["behind"] = difference(runs[VARIANT], of, "apart")
         figures = {(variant,): row["metrics"] for variant, row in found[name].items()}
         changes = {(variant,): row["gain"] for variant, row in found[name].items() if variant != BEFORE}
         say(f"## {name}\n\n{figure_table(['variant'], figures, COLUMNS)}\n")
         say(f"Gain over {BEFORE}:\n\n{difference_table(['variant'], changes, COLUMNS)[0]}\n")
+        leads = {(variant,): row["behind"] for variant, row in found[name].items() if "behind" in row}
+        if leads:
+            say(f"{VARIANT} over each:\n\n{difference_table(['variant'], leads, COLUMNS)[0]}\n")
     return found
