@@ -68,6 +68,7 @@ def _done(of: Rewards) -> float:
 
 FIGURES: Mapping[str, Callable[[Rewards], float | None]] = {
     "sr": _done,
+    "done": lambda of: float(of.get("truth", 0.0) > 0),
     "submitted": lambda of: float(_submitted(of)),
     "exhibits": lambda of: of.get("evidence"),
     "completeness": lambda of: of.get("sufficient"),
@@ -76,10 +77,11 @@ FIGURES: Mapping[str, Callable[[Rewards], float | None]] = {
     "calls": lambda of: of.get("tool_calls"),
 }
 """Means over samples; None takes no part. ``false_positive`` is the share judged a success of the submissions
-whose task is not done; ``completeness`` of those that could have proven their task the share that do."""
+whose task is not done; ``done`` asks for no submission; ``completeness`` is about the
+submissions that could have proven their task: the share of them that do."""
 COLUMNS = [
     Column("sr", "SR"), Column("sr, habit", "SR of forgotten ends"), Column("sr, other", "SR of others"),
-    *(Column(name, name.replace("_", " "), better=False) for name in ("submitted", "completeness")),
+    *(Column(name, name, better=False) for name in ("done", "submitted", "completeness")),
     *(Column(name, name.replace("_", " "), better=False) for name in ("judged_success", "false_positive")),
     *(Column(name, name, percent=False, better=False) for name in ("exhibits", "calls")),
 ]  # fmt: skip

@@ -4,9 +4,8 @@
     python -m reproduce.grid smartsnap-synergy --jobs 2
     python -m reproduce.smartsnap synergy runs synergy.json
 
-The first study makes three starts a side on equal tokens, the second trains two models from each on the
-true state. All are measured on the tasks of `reproduce.smartsnap_gains`. Starts vary more than what is
-trained from one of them, so that the two are averaged, and intervals are over starts and tasks.
+The first study makes five starts a side on equal tokens, the second trains a model from each on the true
+state. All are measured on the tasks of `reproduce.smartsnap_gains`; intervals are over starts and tasks.
 """
 
 from __future__ import annotations
@@ -15,16 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from reproduce.smartsnap_gains import ARMS, COLUMNS, measured
 from reproduce.statistics import BySeed, MeasuredRun, difference, pooled
 from reproduce.tables import difference_table, figure_table
-from selfverify.evaluation.statistics import Measured
 
 SIDES: Mapping[str, Sequence[str]] = {"evidence": [], "message": ["task.agent.evidence.source=last"]}
 """What the starts hand in beside their message, and the options that let them."""
-STARTS, SEEDS = range(3), range(2)
+STARTS, SEED = range(5), 10
+TRAINED = "smartsnap-synergy"
 
 
 def synergy(runs: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
@@ -36,8 +33,17 @@ def synergy(runs: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, overrides in ARMS.items():
-        before = {side: _starts(runs, name, side, overrides) for side in SIDES}
-        after = {side: _trained(runs, name, side, overrides) for side in SIDES}
+        before, after = dict[str, BySeed](), dict[str, BySeed]()
+        for side in SIDES:
+            labels = {k: f"{side}-{k}" for k in STARTS}
+            starts = {k: runs / "smartsnap-starts" / side / "work" / f"seed-{k}" for k in STARTS}
+            trained = {k: runs / TRAINED / label / "state" / f"seed-{SEED}" for k, label in labels.items()}
+            store = runs / TRAINED / "measured" / name
+            for of, folders, when in ((before, starts, "start"), (after, trained, "trained")):
+                of[side] = {
+                    k: _figures(folder, store / f"{labels[k]}-{when}.jsonl", side, overrides)
+                    for k, folder in folders.items()
+                }
         gains = {side: _gaps(after[side], before[side]) for side in SIDES}
         rows = {f"{side}, start": before[side] for side in SIDES}
         rows |= {f"{side}, trained": after[side] for side in SIDES}
@@ -51,35 +57,8 @@ def synergy(runs: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
     return found
 
 
-def averaged(runs: Sequence[MeasuredRun]) -> MeasuredRun:
-    """The mean of models on the same tasks, as one model's figures; what one of them lacks is left out."""
-
-    def mean(figures: Sequence[Measured]) -> Measured:
-        changes = np.mean([one.changes for one in figures], axis=0)
-        used = np.any([one.used for one in figures], axis=0)
-        return Measured(float(np.mean([one.value for one in figures])), changes, used, figures[0].share)
-
-    return {name: mean([run[name] for run in runs]) for name in runs[0] if all(name in run for run in runs)}
-
-
-def _starts(runs: Path, tasks: str, side: str, overrides: Sequence[str]) -> BySeed:
-    study = runs / "smartsnap-starts" / side / "work"
-    return {k: _figures(study / f"seed-{k}", runs, tasks, f"{side}-{k}", overrides) for k in STARTS}
-
-
-def _trained(runs: Path, tasks: str, side: str, overrides: Sequence[str]) -> BySeed:
-    def of_start(k: int) -> MeasuredRun:
-        study, label = runs / "smartsnap-synergy" / f"{side}-{k}" / "state", f"{side}-{k}"
-        found = [_figures(study / f"seed-{s}", runs, tasks, f"{label}-{s}", overrides) for s in SEEDS]
-        return averaged(found)
-
-    return {k: of_start(k) for k in STARTS}
-
-
-def _figures(run: Path, runs: Path, tasks: str, label: str, overrides: Sequence[str]) -> MeasuredRun:
-    store = runs / "smartsnap-synergy" / "measured" / tasks / f"{label}.jsonl"
-    speaking = SIDES[label.partition("-")[0]]
-    return measured(str(run / "model"), store, [*overrides, *speaking], overrides)
+def _figures(run: Path, store: Path, side: str, overrides: Sequence[str]) -> MeasuredRun:
+    return measured(str(run / "model"), store, [*overrides, *SIDES[side]], overrides)
 
 
 def _gaps(after: BySeed, before: BySeed) -> BySeed:

@@ -303,7 +303,7 @@ def test_seeds_and_studies_in_the_wrong_place(file: Path) -> None:
 
 def test_every_study_that_ships_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their recipes, overrides and settings are right, and their variants can be compared."""
-    starts = [f"smartsnap-starts/{side}/work/seed-{k}" for side in ("evidence", "message") for k in range(3)]
+    starts = [f"smartsnap-starts/{side}/work/seed-{k}" for side in ("evidence", "message") for k in range(5)]
     for name in (
         "cold-start-digits-boxes",
         "boxes-blind",
