@@ -49,13 +49,15 @@ def test_a_run_with_other_settings_is_not_touched(paper: Paper, fast: bool, tmp_
 def test_stored_figures_are_those_of_the_results() -> None:
     """What is not measured is told by the file that its note names."""
     adapo = json.loads((RESULTS / "adapo.json").read_text())["sampled"]
-    collapse = json.loads((RESULTS / "adapo-collapse.json").read_text())
+    premium = json.loads((RESULTS / "study-adapo-premium/results.json").read_text())["tasks"]["pick"]
     smartsnap = json.loads((RESULTS / "smartsnap.json").read_text())["sets"]["tasks"]
-    (paid,) = (row for row in collapse["fixed"] if row["gap"] == 4)
+    arms = {"before": premium["before"], **premium["variants"]}
+    first = {arm: row["metrics"]["turns.acc@t1"]["mean"] for arm, row in arms.items()}
     wanted = {
         "fixed rewards, acc@t1": [adapo[arm]["acc_t1"]["value"] for arm in ("before", "fixed")],
         "fixed rewards, acc@t2": [adapo[arm]["acc_t2"]["value"] for arm in ("before", "fixed")],
-        "corrections +4, acc@t1": [row["turns.acc@t1"]["mean"] for row in (collapse["before"], paid)],
+        "paid to err, acc@t1": [first["before"], first["weak"]],
+        "+ dynamic KL, acc@t1": [first["before"], first["dynamic"]],
         "self-imitation, SR": [smartsnap[arm]["sr"] for arm in ("before", "self-imitation")],
         "its exhibits": [smartsnap[arm]["exhibits"] for arm in ("before", "self-imitation")],
     }
