@@ -226,8 +226,19 @@ def synergy(
     write_json(result, smartsnap_synergy.synergy(runs))
 
 
+def failures(
+    run: Annotated[Path, typer.Argument(help="A run's folder that has kept its rollouts.")],
+    result: Annotated[Path, typer.Argument(help="The JSON file for the figures.")],
+) -> None:
+    """Say what goes wrong in a run's conversations, and how many groups hold both ends."""
+    from reproduce import smartsnap_failures  # the phone is a distribution of its own
+
+    write_json(result, smartsnap_failures.failures(run))
+
+
 app = script(
-    tables, gains, synergy, about="SmartSnap's tables of our own runs, and what its training is worth."
+    *(tables, gains, synergy, failures),
+    about="SmartSnap's tables of our own runs, and what its training is worth.",
 )
 
 if __name__ == "__main__":

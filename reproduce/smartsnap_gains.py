@@ -61,13 +61,13 @@ def _submitted(of: Rewards) -> bool:
     return of.get("format_error", -1.0) >= 0
 
 
-def _done(of: Rewards) -> float:
+def done(of: Rewards) -> float:
     """Submitted with the task done, whatever a judge says."""
     return float(of.get("truth", 0.0) > 0 and _submitted(of))
 
 
 FIGURES: Mapping[str, Callable[[Rewards], float | None]] = {
-    "sr": _done,
+    "sr": done,
     "done": lambda of: float(of.get("truth", 0.0) > 0),
     "submitted": lambda of: float(_submitted(of)),
     "exhibits": lambda of: of.get("evidence"),
