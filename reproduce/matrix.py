@@ -1,286 +1,46 @@
 """Every generator with every verifier (ADPO's Tables 5 and 11 to 13): `python -m reproduce.matrix`.
 
-Every model samples, every model judges all samples, a table for each number of samples shows it. `matrix` and
-`judgings` count the figures from stored samples.
+Every model samples, every model judges all samples, a table for each number of samples shows it.
 """
 
 from __future__ import annotations
 
 import gc
-import random
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
-import numpy as np
 import torch
 import typer
 
-from reproduce.by_size import SIZES, columns_for, figures_by_size, sizes_of
+from reproduce.by_size import SIZES, sizes_of
+from reproduce.judged_samples import WRITTEN, stored_scores
+from reproduce.matrix_figures import Found, Pair, as_json, as_markdown, judgings, matrix
 from reproduce.reward_models import RewardModel, ValueHead, has_value_head, reward_identity
 from reproduce.scripts import Overrides, named_folders, script
-from reproduce.statistics import MeasuredRun, difference, measure_run, pooled
-from reproduce.tables import Column, seed_tables
 from selfverify.cli.options import settings_as_options
 from selfverify.core.config import Config
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError
 from selfverify.core.files import make_folder, write_json, write_text
-from selfverify.core.jsonl_store import StrictRow, open_journal, read_journal
 from selfverify.core.policy_config import is_served
 from selfverify.core.problem import Problem
-from selfverify.core.score_tokens import ScoreReading
-from selfverify.core.tags import parse_tagged
-from selfverify.core.trajectory import ANSWER, Group, Segment, Trajectory
 from selfverify.evaluation.answerers import ServerAnswerer, make_answerer
-from selfverify.evaluation.breakdown import MOST_VALUES, Columns, columns_of
+from selfverify.evaluation.breakdown import columns_of
 from selfverify.evaluation.evaluate import HeldOut, evaluate
-from selfverify.evaluation.metrics import SampleTable
 from selfverify.evaluation.samples import TEXT_RULES, StoredSample, read_samples, with_rule_scores
-from selfverify.evaluation.statistics import mean_statistic, ranking_statistics
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.experiments.run import measuring_engine
 from selfverify.policy.policy import Policy
 from selfverify.selection.strategies import find_strategy
-from selfverify.tasks.base import Task, Verdict
+from selfverify.tasks.base import Task
 from selfverify.verifiers.base import Verifier
 from selfverify.verifiers.policy_verifiers import PolicyJudge
 
-WITHIN, TOLD = "within_problem_auc", "Right and wrong answers told apart"
-WRITTEN = ", written"
-"""Behind a verifier's name: by scores drawn as it would write them, not by the expected ones."""
-Pair = tuple[str, str]
-"""The model that wrote the answers, and the scores that the choice is made by: ``majority``, ``none`` for a
-single sample, or a verifier's."""
-JUDGING = (
-    Column(WITHIN, "AUC within problems"),
-    Column("auc", "AUC"),
-    Column("ap", "AP"),
-    Column("scored", "answers with a score", better=False),
-)
-
-
-def matrix(
-    samples: Mapping[str, Sequence[StoredSample]],
-    verifiers: Sequence[str],
-    task: Task,
-    problems: Mapping[str, Problem] | None = None,
-    *,
-    sizes: Sequence[int] = SIZES,
-    strategies: Sequence[str] = ("best",),
-    categories: Columns | None = None,
-) -> dict[int, dict[Pair, MeasuredRun]]:
-    """Return all pairs' figures by N. Sizes beyond a generator's number of samples are left out.
-
-    Args:
-        samples: The samples by generator, all of the same problems, with a score from every verifier.
-        verifiers: Names of scores in `StoredSample.scores`. A generator without any score of a verifier has
-            no row.
-        task: Its figures are given, or accuracy where it has none.
-        problems: The problems by id, which tasks whose answers are boxes need.
-        sizes: Numbers of candidates per problem.
-        strategies: The strategies that use the scores; the paper takes the best. Rows of all but the first
-            name theirs behind the verifier.
-        categories: Which problems, in the order of the first generator's samples, belong to each value of
-            each column; there are figures of each of them, and of all problems.
-
-    Raises:
-        DataError: Generators answered different problems.
-    """
-    order: list[str] | None = None
-    found: dict[int, dict[Pair, MeasuredRun]] = {n: {} for n in sorted(sizes)}
-    for generator, rows in samples.items():
-        order = order or list(dict.fromkeys(sample.problem for sample in rows))
-        if other := {sample.problem for sample in rows} ^ set(order):
-            raise DataError(
-                f"generator {generator} answered other problems than the first: {sorted(other)[:3]}"
-            )
-        for verifier, choosers in [("majority", ["majority"]), *((name, strategies) for name in verifiers)]:
-            by_row = figures_by_size(
-                rows, task, problems or {}, choosers,
-                sizes=sizes if verifier == "majority" else [n for n in sizes if n > 1],
-                headline=verifier, columns=categories, order=order,
-            )  # fmt: skip
-            for (n, chooser), run in by_row.items():
-                label = verifier if chooser == choosers[0] else f"{verifier}, {chooser}"
-                found[n][generator, "none" if n == 1 else label] = run
-    return {n: rows for n, rows in found.items() if rows}
-
-
-def judgings(
-    samples: Mapping[str, Sequence[StoredSample]], verifiers: Sequence[str]
-) -> dict[Pair, MeasuredRun]:
-    """Return how well each verifier judges the answers of each generator.
-
-    ``auc`` and ``ap`` are over all samples; ``scored`` is the share of the samples that have a score.
-    """
-    found = {}
-    for generator, rows in samples.items():
-        table = SampleTable(rows, target_boxes=None, headline="soft")
-        for verifier in verifiers:
-            score = table.scores.get(verifier, np.full(table.correct.shape, np.nan))
-            statistics = ranking_statistics(score, table.correct)
-            statistics["scored"] = mean_statistic((~np.isnan(score)).mean(-1))
-            found[generator, verifier] = measure_run(statistics)
-    return found
-
-
-class Found(NamedTuple):
-    """Figures of one training seed's models: by N and pair, and how well verifiers judge by pair."""
-
-    cells: Mapping[int, Mapping[Pair, MeasuredRun]]
-    judged: Mapping[Pair, MeasuredRun]
-
-
-def as_markdown(found: Mapping[int, Found], against: Pair | None = None) -> str:
-    """Return the paper's layout: a table per number of samples, a row per pair, a column per figure.
-
-    Categories of more than `MOST_VALUES` values are left out. The last table says how well verifiers judge.
-
-    Args:
-        found: The figures by training seed.
-        against: The pair whose differences from all others are shown, too, in each table that has it.
-    """
-    tables = _tables(found)
-    places = dict.fromkeys(
-        place for one in found.values() for of in one.cells.values() for run in of.values() for place in run
-    )
-    values = Counter(name.partition(": ")[0] for name in {place.category for place in places})
-    few = columns_for(p for p in places if values[p.category.partition(": ")[0]] <= MOST_VALUES)
-    ahead = {
-        title: {pair: difference(of, by_pair[against]) for pair, of in by_pair.items() if pair != against}
-        for title, by_pair in tables.items()
-        if against in by_pair
-    }
-    parts = seed_tables(
-        ["generator", "verifier"], tables, lambda title: JUDGING if title == TOLD else few, ahead,
-        " with ".join(against or ()),
-    )  # fmt: skip
-    return "\n\n".join(parts) + "\n"
-
-
-def _tables(found: Mapping[int, Found]) -> dict[str, dict[Pair, dict[int, MeasuredRun]]]:
-    """Turn what each seed has into what each table has: pairs, and their figures by seed."""
-    tables: dict[str, dict[Pair, dict[int, MeasuredRun]]] = {}
-    for seed, one in found.items():
-        for title, rows in [*((f"N = {n}", rows) for n, rows in one.cells.items()), (TOLD, one.judged)]:
-            for pair, run in rows.items():
-                tables.setdefault(title, {}).setdefault(pair, {})[seed] = run
-    return tables
-
-
-def as_json(found: Mapping[int, Found]) -> dict[str, list[dict[str, Any]]]:
-    """Return the same as plain JSON: a line for each figure, and for each pair how well it judges."""
-    tables, lines = _tables(found), []
-    told = tables.pop(TOLD, {})
-    for title, by_pair in tables.items():
-        for pair, of in by_pair.items():
-            about = {"n": int(title[4:]), "generator": pair[0], "verifier": pair[1]}
-            lines += [about | place._asdict() | figure for place, figure in pooled(of).items()]
-    judging = [{"generator": pair[0], "verifier": pair[1], **pooled(of)} for pair, of in told.items()]
-    return {"cells": lines, "judging": judging}
-
-
 FEW = 8
 """Problems whose ratings a server makes before they are stored."""
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedProblem(StrictRow):
-    """A line of a journal of scores: those of a problem's samples, None for answers without one.
-
-    ``written`` has scores that were drawn as the judge would write them; it is empty where a judge has none.
-    """
-
-    index: int
-    scores: list[float | None]
-    written: list[float | None] = field(default_factory=list)
-
-
-def stored_scores(
-    file: Path,
-    settings: Mapping[str, Any],
-    make: Callable[[], Verifier],
-    task: Task,
-    problems: Sequence[Problem],
-    samples: Sequence[StoredSample],
-    batch: int,
-) -> dict[str, list[float | None]]:
-    """Return a judge's scores in the order of the samples, those that a journal holds and new ones.
-
-    By "" the expected ones or a server's, by `WRITTEN` those that a policy would write, where it has some.
-
-    Args:
-        file: The journal. One of other settings is made anew.
-        settings: What decides the scores.
-        make: Makes the judge; called only if scores are missing.
-        task: Reads the answers.
-        problems: The problems.
-        samples: The same number of answers to each.
-        batch: Problems that are judged before they are stored.
-
-    Raises:
-        DataError: The journal is corrupt.
-        ServerError: A judge's server failed; what was finished is stored.
-    """
-    if file.exists() and read_journal(file, JudgedProblem)[0] != settings:
-        file.unlink()
-    journal, known = open_journal(file, JudgedProblem, settings)
-    left = [index for index in range(len(problems)) if index not in known]
-    judge = make() if left else None
-    for first in range(0, len(left), batch):
-        assert judge is not None
-        part = left[first : first + batch]
-        groups = _groups(task, [problems[index] for index in part], samples)
-        if isinstance(judge, PolicyJudge):
-            read = judge.readings(groups)
-            scores = [[reading.soft if reading else None for reading in row] for row in read]
-            written = [
-                [_drawn(r, f"{of.problem.id}/{g}") for g, r in enumerate(row)]
-                for of, row in zip(groups, read, strict=True)
-            ]
-        else:
-            scores, written = judge.score(groups), [[] for _ in part]
-        made = [JudgedProblem(*one) for one in zip(part, scores, written, strict=True)]
-        journal.append(*map(asdict, made))
-        known |= {row.index: row for row in made}
-    found = {}
-    for kind, own in (
-        ("", [known[i].scores for i in range(len(problems))]),
-        (WRITTEN, [known[i].written for i in range(len(problems))]),
-    ):
-        by_problem = {problem.id: iter(row) for problem, row in zip(problems, own, strict=True)}
-        if all(own):
-            found[kind] = [next(by_problem[sample.problem]) for sample in samples]
-    return found
-
-
-def _drawn(reading: ScoreReading | None, name: str) -> float | None:
-    """Draw a score from a distribution, the same one for each answer's name."""
-    if reading is None:
-        return None
-    shares = reading.distribution()
-    return random.Random(name).choices([*shares], [*shares.values()])[0]
-
-
-def _groups(task: Task, problems: Sequence[Problem], samples: Sequence[StoredSample]) -> list[Group]:
-    """The problems with what answered them, in the order of the samples."""
-    found = {problem.id: Group(problem, []) for problem in problems}
-    for sample in samples:
-        if sample.problem in found:
-            found[sample.problem].trajectories.append(_trajectory(sample, task))
-    return [*found.values()]
-
-
-def _trajectory(sample: StoredSample, task: Task) -> Trajectory:
-    """Make the trajectory that a judge may see: a sample's text up to its score."""
-    start = parse_tagged(sample.text, task.tags).score_start
-    segment = Segment(ANSWER, [], text=sample.text if start is None else sample.text[:start])
-    readable = None if sample.answer is None else Verdict(0.0, sample.correct, sample.answer, sample.key)
-    return Trajectory([segment], parsed=readable)
 
 
 @dataclass(frozen=True, slots=True)

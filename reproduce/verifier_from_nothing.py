@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from reproduce.matrix import stored_scores
+from reproduce.judged_samples import stored_scores
 from reproduce.scripts import script
 from reproduce.statistics import MeasuredRun, difference, measure_run, pooled
 from reproduce.tables import TESTED, Column, difference_table, figure_table

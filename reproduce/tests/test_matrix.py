@@ -12,15 +12,9 @@ from tests.samples import sample
 from tests.serving_servers import Body, FakeUpstream, Loop, tagged
 
 from commands import command
-from reproduce.matrix import (
-    WRITTEN,
-    JudgedProblem,
-    Models,
-    app,
-    matrix,
-    run_matrix,
-    stored_scores,
-)
+from reproduce.judged_samples import WRITTEN, JudgedProblem, stored_scores
+from reproduce.matrix import Models, app, run_matrix
+from reproduce.matrix_figures import matrix
 from reproduce.tests.test_reward_models import saved
 from selfverify.core.errors import ServerError
 from selfverify.core.jsonl_store import read_journal

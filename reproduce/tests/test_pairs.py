@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from reproduce.by_size import Place
-from reproduce.matrix import Found, as_json, as_markdown, judgings, matrix
+from reproduce.matrix_figures import Found, as_json, as_markdown, judgings, matrix
 from samples import sample
 from selfverify.core.errors import DataError
 from selfverify.evaluation.breakdown import columns_of
