@@ -236,8 +236,18 @@ def failures(
     write_json(result, smartsnap_failures.failures(run))
 
 
+def curves(
+    study: Annotated[Path, typer.Argument(help="The folder of a study such as `smartsnap-phone-judges`.")],
+    result: Annotated[Path, typer.Argument(help="The JSON file for the figures.")],
+) -> None:
+    """Say over the steps of a study's runs what the judge said, and what was so."""
+    from reproduce import smartsnap_curves
+
+    write_json(result, smartsnap_curves.curves(study))
+
+
 app = script(
-    *(tables, gains, synergy, failures),
+    *(tables, gains, synergy, failures, curves),
     about="SmartSnap's tables of our own runs, and what its training is worth.",
 )
 
