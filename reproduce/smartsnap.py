@@ -236,6 +236,16 @@ def failures(
     write_json(result, smartsnap_failures.failures(run))
 
 
+def chances(
+    result: Annotated[Path, typer.Argument(help="The JSON file for the figures.")],
+    named: Annotated[list[str], typer.Argument(metavar="NAME=MODEL...", help="The models.")],
+) -> None:
+    """Say how likely models are to do the expert's next call."""
+    from reproduce import smartsnap_failures  # the phone is a distribution of its own
+
+    write_json(result, smartsnap_failures.chances(dict(named_folders(named))))
+
+
 def curves(
     study: Annotated[Path, typer.Argument(help="The folder of a study such as `smartsnap-phone-judges`.")],
     result: Annotated[Path, typer.Argument(help="The JSON file for the figures.")],
@@ -247,7 +257,7 @@ def curves(
 
 
 app = script(
-    *(tables, gains, synergy, failures, curves),
+    *(tables, gains, synergy, failures, chances, curves),
     about="SmartSnap's tables of our own runs, and what its training is worth.",
 )
 

@@ -2,28 +2,37 @@
 
     selfverify train smartsnap-phone learner.checkpoint.rollout_log=all
     python -m reproduce.smartsnap failures runs/smartsnap-phone failures.json
+    python -m reproduce.smartsnap chances chances.json before=builtin:phone after=runs/smartsnap-phone/model
 
-A failed conversation is held against the expert's shortest way: its first call that differs is its slip.
+A failed conversation is held against the expert's shortest way: its first call that differs is its slip. And
+models are asked for their chance of each of the expert's calls, where everything before it is the expert's.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from reproduce.smartsnap_gains import done
+from reproduce.smartsnap_gains import FIRST, RECIPE, done
 from selfverify.core.episode import Call
 from selfverify.core.errors import ConfigError
 from selfverify.core.jsonl_store import read_journal
 from selfverify.experiments.recipe import load_recipe, recipe_task
+from selfverify.methods.sft import ConversationSFT
+from selfverify.policy.policy import Policy
 from selfverify.rollouts.recording import RecordedGroup, RecordedTrajectory, RecordedValue
+from selfverify.rollouts.script_sampler import encode_demonstration
 from selfverify_phone.expert import carry_out
 from selfverify_phone.phone_tasks import PhoneTask, make_task
 
+SHOWN = 256
+"""Tasks whose expert's calls are looked at, from the first that counts for gains."""
 PARTS = 4
 """A run's steps fall into as many parts of equal length; the first and the last are compared."""
 
@@ -100,3 +109,33 @@ def first_slip(task: PhoneTask, way: Sequence[Call], calls: Sequence[Call | None
             if str(made.arguments.get(name)).strip() != str(value).strip():
                 return f"{wanted.name} with another {name}"
     return "another answer" if task.goal.kind == "query" else "after the expert's way"
+
+
+def chances(models: Mapping[str, str], shown: int = SHOWN) -> dict[str, Any]:
+    """Return each model's chance of the expert's next call, and its logarithm: means over calls, by tool.
+
+    The call that hands in is left out, since how it says what it hands in is a matter of taste.
+
+    Args:
+        models: The models' folders by name.
+        shown: The number of tasks.
+    """
+    task, method, found = recipe_task(load_recipe(RECIPE)), ConversationSFT(), dict[str, Any]()
+    for name, path in models.items():
+        policy, logs = Policy.load(path), defaultdict[str, list[float]](list)
+        for index in range(FIRST, FIRST + shown):
+            problem = task.problem("validation", 0, index)
+            turns = task.demonstrate_turns(problem, np.random.default_rng(index))
+            told = encode_demonstration(policy, problem, partial(method.open, task, problem, index), turns)
+            with torch.no_grad():
+                values = policy.logprobs(policy.encode([problem]), [[told.tokens]])[0, 0].tolist()
+            for segment in told.segments:
+                own, values = values[: len(segment.tokens)], values[len(segment.tokens) :]
+                if segment.author == "policy" and segment.parsed["call"]["name"] != "submit":
+                    logs[segment.parsed["call"]["name"]].append(sum(own))
+        logs["all"] = [one for of in logs.values() for one in of]
+        found[name] = {
+            tool: {"calls": len(of), "chance": float(np.exp(of).mean()), "log": float(np.mean(of))}
+            for tool, of in logs.items()
+        }
+    return found

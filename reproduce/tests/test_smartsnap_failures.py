@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from reproduce.smartsnap_failures import failures, first_slip
+from reproduce.smartsnap_failures import chances, failures, first_slip
 from selfverify.core.episode import Call
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.recipe import load_recipe
@@ -84,3 +85,14 @@ def test_a_run_is_read_from_its_rollouts(tmp_path: Path) -> None:
 def test_a_run_without_rollouts_says_what_keeps_them(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="rollout_log=all"):
         failures(tmp_path)
+
+
+def test_the_chance_of_each_of_the_experts_calls() -> None:
+    """A policy that does four of ten tasks knows most calls, and how to open an app best of all."""
+    found = chances({"phone": "builtin:phone"}, shown=6)["phone"]
+    assert found["launch"]["calls"] == 6 and found["launch"]["chance"] > 0.9
+    assert found["all"]["calls"] == sum(of["calls"] for tool, of in found.items() if tool != "all")
+    assert "submit" not in found
+    for of in found.values():
+        assert 0 < of["chance"] <= 1 and of["log"] <= 0
+        assert of["chance"] >= math.exp(of["log"])  # Jensen's inequality
