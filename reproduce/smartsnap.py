@@ -249,11 +249,15 @@ def chances(
 def curves(
     study: Annotated[Path, typer.Argument(help="The folder of a study such as `smartsnap-phone-judges`.")],
     result: Annotated[Path, typer.Argument(help="The JSON file for the figures.")],
+    figure: Annotated[Path | None, typer.Option(help="A PNG file for them as a picture.")] = None,
 ) -> None:
     """Say over the steps of a study's runs what the judge said, and what was so."""
     from reproduce import smartsnap_curves
 
-    write_json(result, smartsnap_curves.curves(study))
+    found = smartsnap_curves.curves(study)
+    write_json(result, found)
+    if figure:
+        smartsnap_curves.draw(found, figure)
 
 
 app = script(

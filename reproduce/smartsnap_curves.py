@@ -1,20 +1,25 @@
 """What the judge of a study's runs said over their steps, and what was so.
 
 python -m reproduce.grid smartsnap-phone-judges --jobs 2
-python -m reproduce.smartsnap curves runs/smartsnap-phone-judges curves.json
+python -m reproduce.smartsnap curves runs/smartsnap-phone-judges curves.json --figure curves.png
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from reproduce.tables import Column, figure_table
 from selfverify.core.errors import ConfigError
 from selfverify.core.jsonl_store import read_rows
+from selfverify.reports.charts import PALETTE, STYLE
 
 SHOWN = {
     "agent/judged-SR": "judged a success",
@@ -27,6 +32,12 @@ SHOWN = {
 """Logged metrics of a step, and what they are called."""
 BIN = 20
 """Steps that a point of a curve is the mean of."""
+DRAWN = {"agent/judged-SR": "wrong", "agent/SR": "right"}
+"""The metrics of the figure, and their colours."""
+ACROSS = 5
+"""Variants beside one another in the figure."""
+
+BySeed = Mapping[str, Sequence[float | None]]
 
 
 def curves(study: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
@@ -56,6 +67,28 @@ def curves(study: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
         }
         say(f"## The {when} {BIN} steps\n\n{figure_table(['variant'], rows, columns)}\n")
     return found
+
+
+def draw(found: Mapping[str, Mapping[str, BySeed]], path: Path) -> None:
+    """Draw each variant's judged and true success over its steps, a thin line for each seed, as a PNG."""
+    rows = math.ceil(len(found) / ACROSS)
+    with matplotlib.rc_context(STYLE | {"figure.facecolor": PALETTE["panel"], "savefig.facecolor": "auto"}):
+        figure = Figure(figsize=(2.3 * ACROSS, 2.1 * rows + 0.4), layout="constrained")
+        panels = figure.subplots(rows, ACROSS, sharex=True, sharey=True, squeeze=False).flat
+        for axes, (variant, row) in zip(panels, found.items(), strict=False):
+            axes.set_title(variant)
+            axes.set_ylim(0, 1)
+            axes.yaxis.set_major_formatter(PercentFormatter(1))
+            for name, colour in DRAWN.items():
+                seeds = np.array([*row[name].values()], dtype=np.float64)
+                steps = BIN * (np.arange(seeds.shape[1]) + 0.5)
+                axes.plot(steps, seeds.T, color=PALETTE[colour], lw=0.8, alpha=0.4)
+                axes.plot(steps, seeds.mean(axis=0), color=PALETTE[colour], label=SHOWN[name])
+        for axes in panels[len(found) :]:
+            axes.set_axis_off()
+        panels[0].legend(fontsize=8, frameon=False)
+        figure.supxlabel("training steps", fontsize=10)
+        figure.savefig(path, dpi=110)
 
 
 def _binned(run: Path) -> dict[str, list[float | None]]:

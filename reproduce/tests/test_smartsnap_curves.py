@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from reproduce.smartsnap_curves import SHOWN, curves
+from reproduce.smartsnap_curves import SHOWN, curves, draw
 from selfverify.core.errors import ConfigError
 
 
@@ -30,6 +31,17 @@ def test_steps_are_averaged_by_twenties_and_seeds_stay_apart(tmp_path: Path) -> 
     assert found["rules"]["agent/judge-recall"]["0"] == [0.5, 0.5]
     first, last = said
     assert "| rules | 50.0 | 10.0 |" in first and "| rules | 50.0 | 80.0 |" in last
+
+
+def test_the_figure_has_a_panel_for_each_variant(tmp_path: Path) -> None:
+    sizes = []
+    for variant in ["rules", "a", "b", "c", "d", "e"]:
+        write(tmp_path, variant, 0, [0.0] * 20 + [1.0] * 20)
+        draw(curves(tmp_path, lambda said: None), tmp_path / "figure.png")
+        with Image.open(tmp_path / "figure.png") as image:
+            sizes.append(image.size)
+    assert len({*sizes[:5]}) == 1  # five stand beside one another
+    assert sizes[5][0] == sizes[0][0] and sizes[5][1] > sizes[0][1]
 
 
 def test_runs_that_are_not_finished_are_not_averaged(tmp_path: Path) -> None:
