@@ -163,9 +163,9 @@ def episode(
 
 
 def hold(
-    *turns: str, cut: bool = False, **settings: Any
+    *turns: str, last: Finish = Finish.STOP, **settings: Any
 ) -> tuple[AgentEpisode, list[Observation], EpisodeResult]:
-    """A conversation without a policy: what is said is given; the last turn may be cut off.
+    """A conversation without a policy: what is said is given, and how its last turn ended.
 
     Returns:
         The episode, the replies with the first one in front (empty where nothing is shown), the ending.
@@ -174,7 +174,7 @@ def hold(
     try:
         replies = [held.reset() or Observation()]
         for number, text in enumerate(turns[: held.turns]):
-            finish = Finish.LENGTH if cut and number + 1 == len(turns) else Finish.STOP
+            finish = last if number + 1 == len(turns) else Finish.STOP
             replies.append(held.step(PolicyTurn(text, [], finish, number)))
             if replies[-1].done:
                 assert number + 1 == len(turns), "it was over before"

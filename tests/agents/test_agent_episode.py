@@ -131,32 +131,36 @@ def test_refused_calls_say_why_and_cost_nothing() -> None:
 
 
 @pytest.mark.parametrize("cut", [LOOK, submit(1), "I think"])
-def test_a_turn_that_was_cut_off_is_no_failure(cut: str) -> None:
+def test_a_turn_that_was_cut_off_is_a_format_error(cut: str) -> None:
+    """Where it costs nothing, nothing keeps a policy from turns that never end."""
     juror = Asked(Vote(True, True))
-    _, _, ending = hold(LOOK, cut, cut=True, jury=Jury(juror))
-    assert ending.lost and juror.cases == [] and ending.parsed.unjudged == "the turn was cut off"
-    assert ending.turns[-1]["outcome"] == "cut_off"
+    _, _, ending = hold(LOOK, cut, last=Finish.LENGTH, jury=Jury(juror))
+    assert rewards(ending) == FORMAT_ERROR and not ending.lost and juror.cases == []
+    assert ending.turns[-1]["outcome"] == "improper" and ending.turns[-1]["why"] == "the turn was cut off"
 
 
-def test_a_full_context_is_no_failure() -> None:
+def test_a_turn_that_was_lost_is_no_failure() -> None:
+    """A model server that gives a turn up says nothing about the agent."""
+    juror = Asked(Vote(True, True))
+    _, _, ending = hold(LOOK, "", last=Finish.ERROR, jury=Jury(juror))
+    assert ending.lost and juror.cases == [] and ending.parsed.unjudged == "the turn was lost"
+    assert ending.turns[-1]["outcome"] == "broken_off" and "format_error" not in ending.rewards
+
+
+def test_a_full_context_is_a_format_error() -> None:
     """The driver ends it without a word, before the limit of turns."""
     _, _, ending = hold(LOOK, KITCHEN)
-    assert ending.lost and ending.parsed.unjudged == "the context is full"
-    assert "format_error" not in ending.rewards and ending.rewards["truth"] == 0.0
+    assert rewards(ending) == FORMAT_ERROR and ending.turns[-1]["why"] == "the context is full"
+    assert ending.rewards["truth"] == 0.0
     # Done, and undone again before the context was full.
     assert hold(KITCHEN, OVEN)[2].rewards["truth"] == 1.0
     assert hold(KITCHEN, OVEN, OVEN)[2].rewards["truth"] == 0.0
     assert "truth" not in hold(KITCHEN, OVEN, make=Waiting)[2].rewards
 
 
-@pytest.mark.parametrize(
-    ("turns", "cut"), [((LOOK, KITCHEN), False), ((LOOK, submit(1)), True), (("I",), True)]
-)
-def test_running_out_of_tokens_may_be_a_format_error(turns: Any, cut: bool) -> None:
-    """As running out of turns is. What has broken off is none."""
-    juror, settings = Asked(Vote(True, True)), AgentConfig(overflow="format_error")
-    held, _, ending = hold(*turns, cut=cut, jury=Jury(juror), settings=settings)
-    assert rewards(ending) == FORMAT_ERROR and juror.cases == []
+def test_what_has_broken_off_is_no_format_error() -> None:
+    held, _, ending = hold(LOOK, KITCHEN)
+    assert rewards(ending) == FORMAT_ERROR
     held.give_up("the server is gone")
     assert held.result().lost
 
@@ -298,7 +302,8 @@ def test_a_call_that_hangs_is_cancelled_before_the_environment_is_closed() -> No
 
 def test_an_episode_that_never_began_can_end_and_be_closed() -> None:
     held = episode()
-    assert held.result().lost
+    ending = held.result()
+    assert ending.lost and ending.parsed.unjudged == "it never began"
     held.release()
 
 

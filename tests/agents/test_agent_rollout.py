@@ -37,7 +37,7 @@ DONE = (LOOK, KITCHEN, OVEN, submit(3))
 
 
 def group(policy: Policy) -> Group:
-    """Proven, not proven, improper, no verdict, cut off: R is 0.95, 0.15, -1 and twice nothing."""
+    """Proven, not proven, improper, no verdict, cut off: R is 0.95, 0.15, -1, nothing, and -1."""
     return Group(
         PROBLEM,
         [
@@ -68,13 +68,15 @@ def test_turns_are_actions_and_screens_are_observed_and_stay_what_they_are(
 
 def test_what_smartsnap_logs(policy: Policy) -> None:
     logged = make_method("smartsnap").metrics([group(policy)])
-    assert logged["reward/answer"] == pytest.approx((0.95 + 0.15 - 1.0) / 3)
-    assert logged["reward/format_error"] == pytest.approx(-1 / 3)
-    assert logged["reward/validity"] == pytest.approx(0.4 / 3)
-    assert logged["reward/complete"] == pytest.approx(0.8 / 3)
-    assert logged["reward/concise"] == pytest.approx(-0.1 / 3)
+    assert logged["reward/answer"] == pytest.approx((0.95 + 0.15 - 2.0) / 4)
+    assert logged["reward/format_error"] == pytest.approx(-2 / 4)
+    assert logged["reward/validity"] == pytest.approx(0.4 / 4)
+    assert logged["reward/complete"] == pytest.approx(0.8 / 4)
+    assert logged["reward/concise"] == pytest.approx(-0.1 / 4)
+    assert logged["truncated"] == pytest.approx(1 / 4)
     # Two of the five have done it; of the two that were judged one is a success.
     assert logged["agent/SR"] == pytest.approx(2 / 5)
     assert logged["agent/judged-SR"] == pytest.approx(1 / 2)
     assert logged["agent/judge-precision"] == 1.0 and logged["agent/judge-false-positives"] == 0.0
-    assert logged["conversation/error"] == pytest.approx(2 / 5)
+    assert logged["conversation/error"] == pytest.approx(1 / 5)
+    assert logged["conversation/length"] == pytest.approx(1 / 5)

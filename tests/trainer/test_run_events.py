@@ -34,7 +34,7 @@ from selfverify.reports.run_data import story
 from selfverify.tasks.base import Verdict
 from selfverify.tasks.digits_pick import DigitsPick
 from selfverify.trainer.rollout_source import RolloutSource
-from selfverify.trainer.trainer import check_processes
+from selfverify.trainer.trainer import Trainer, check_processes
 from updating import trainer_config
 
 SAMPLING = SamplingConfig(group_size=2, max_new_tokens=4)
@@ -97,8 +97,9 @@ def test_steps_without_a_usable_problem_pass_when_others_follow(tiny_folder: Pat
     assert [row["problems/skipped"] for row in rows(tmp_path)] == [3, 6, 6, 9, 9]
     assert ["accuracy" in row for row in rows(tmp_path)] == [False, False, True, False, True]
     told = story(read_events(tmp_path / "events.jsonl"))
-    assert told[0] == "steps without a usable problem: 3"
-    assert told[1] == "problems skipped: 9" and "digits-pick/train/0/0" in told[2]
+    assert told[0] == "times most of a step ran out of tokens: 1"  # an untrained model
+    assert told[1] == "steps without a usable problem: 3"
+    assert told[2] == "problems skipped: 9" and "digits-pick/train/0/0" in told[3]
 
 
 def test_global_generators_go_on_where_they_were(tiny_folder: Path, tmp_path: Path) -> None:
@@ -163,6 +164,29 @@ def test_first_turns_that_were_cut_off_are_counted(load_policy: Any, tmp_path: P
     run(load_policy(), tmp_path, "digits-pick", turn=1)
     [row] = rows(tmp_path)
     assert row["turns/missing"] == 1 and row["truncated"] == 1 and row["groups/all_invalid"] == 2
+
+
+def test_samples_that_run_out_of_tokens_are_told_where_that_begins(
+    load_policy: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metrics of such a run may look healthy: they are means over what remains."""
+    told: list[list[bool]] = []
+    shares = iter([[True, False], [True, True], [], [True, True], [True, False], [True, True]])
+    plain = Trainer._note_cut_off
+
+    def noting(self: Trainer, cut: list[bool]) -> None:
+        told.append(cut)
+        plain(self, next(shares))
+
+    monkeypatch.setattr(Trainer, "_note_cut_off", noting)
+    learn(
+        load_policy(), make_task("digits-pick"), make_method("sft"),
+        trainer_config(steps=6, groups_per_step=1), output=tmp_path,
+    )  # fmt: skip
+    assert told == [[False] * 3] * 6  # demonstrations end by themselves
+    events = [event for event in read_events(tmp_path / "events.jsonl") if event["event"] == "mostly_cut_off"]
+    assert [event["step"] for event in events] == [1, 5]
+    assert events[0]["cut_off"] == 2 and "step 2: 2 of 2 samples ran out of tokens" in caplog.text
 
 
 # --- what a run tells ---------------------------------------------------------------------------------------

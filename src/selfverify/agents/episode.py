@@ -56,10 +56,6 @@ class AgentConfig(Config):
     errors_in_a_row: int = Field(3, ge=0)
     """Calls in a row that may be refused; they cost nothing. One more is a format error."""
 
-    overflow: Literal["format_error", "masked"] = "masked"
-    """What running out of tokens is, by a turn that is cut off or by a full context: a format error, as
-    running out of turns is (the authors' release), or no part of training."""
-
     longest_screen: int = Field(12_000, ge=200)
     """Characters of a screen; the middle of longer ones is left out."""
 
@@ -78,10 +74,11 @@ class AgentEpisode(Episode):
     themselves are kept as records, and nothing is ever read back from what was shown. The first call of
     `SUBMIT` ends the conversation, proper or not. The judges vote while other conversations go on.
 
-    It ends without a verdict, and takes no part in training, where a turn was cut off or the context is full
-    (but see `AgentConfig.overflow`), the environment is lost, or the judges do not decide. It ends with a
-    format error where nothing proper was handed in: at the limit of turns, with a message without a call,
-    with improper evidence, or after too many refused calls in a row.
+    It ends without a verdict, and takes no part in training, where the environment or a turn is lost, or the
+    judges do not decide. It ends with a format error where nothing proper was handed in: at the limit of
+    turns, in a turn that was cut off, with a full context, with a message without a call, with improper
+    evidence, or after too many refused calls in a row. (Without a price for running out of tokens a policy
+    may drift into turns that never end.)
 
     Args:
         problem: The agent's task; its tools are those of the environment and `SUBMIT`.
@@ -142,8 +139,10 @@ class AgentEpisode(Episode):
     def _answered(self, said: PolicyTurn) -> Observation:
         self.worked.turn = said.turn
         self.worked.turns[said.turn] = {}
+        if said.finish == Finish.ERROR:
+            return self._end(Outcome.BROKEN_OFF, "the turn was lost")
         if said.finish != Finish.STOP:
-            return self._end(self._overflow, "the turn was cut off")
+            return self._end(Outcome.IMPROPER, "the turn was cut off")
         read = read_calls(said, self.problem.tools)
         if read.error:
             return self._refused(read.error)
@@ -183,7 +182,7 @@ class AgentEpisode(Episode):
         judgement, lost, components = worked.judgement, "", Components()
         if worked.outcome == Outcome.IMPROPER:
             components = Components(format=config.format_error)  # evidence costs nothing
-        elif worked.outcome == Outcome.CUT_OFF:
+        elif worked.outcome == Outcome.BROKEN_OFF:
             lost = worked.why
         elif judgement is None or judgement.valid is None or judgement.success is None:
             lost = f"no verdict: {judgement.why if judgement else 'nobody was asked'}"
@@ -213,10 +212,6 @@ class AgentEpisode(Episode):
             turns[-1] = turns[-1] | said
         return EpisodeResult(rewards, parsed=judged, turns=turns, lost=bool(lost))
 
-    @property
-    def _overflow(self) -> Outcome:
-        return Outcome.IMPROPER if self.settings.overflow == "format_error" else Outcome.CUT_OFF
-
     def release(self) -> None:
         """Read the ground truth, if the rollout has ended the conversation, and give the environment back."""
         try:
@@ -233,14 +228,17 @@ class AgentEpisode(Episode):
         if worked.outcome is not None:
             return
         at_limit = worked.turn + 1 >= self.turns
-        worked.outcome = Outcome.IMPROPER if at_limit else self._overflow
+        if self._session is None:
+            self.give_up("it never began")
+            return
+        worked.outcome = Outcome.IMPROPER
         worked.why = "nothing was handed in" if at_limit else "the context is full"
-        if self._session is not None and not self._session.environment.waits:
+        if not self._session.environment.waits:
             self._look(last=True)
 
     def give_up(self, why: str) -> None:
         """End a conversation that has broken off, also while judges vote: there is no verdict."""
-        self.worked.outcome, self.worked.why = Outcome.CUT_OFF, why
+        self.worked.outcome, self.worked.why = Outcome.BROKEN_OFF, why
         self._pending = self._fault = None
 
     def _act(self, call: Call) -> Observation:

@@ -127,9 +127,9 @@ class Outcome(StrEnum):
     SUBMITTED = "submitted"
     """The agent, with proper evidence: judges decide."""
     IMPROPER = "improper"
-    """Nothing proper was handed in: a format error, and no judge is asked."""
-    CUT_OFF = "cut_off"
-    """A turn was cut off, or the context is full: nothing can be said of it."""
+    """Nothing proper was handed in, maybe for want of turns or tokens: a format error; no judge is asked."""
+    BROKEN_OFF = "broken_off"
+    """The environment or the model server was lost: nothing can be said of it."""
 
 
 @dataclass(slots=True)

@@ -144,6 +144,8 @@ class Trainer:
         self.source = RolloutSource(training)
         self.step = 0
         self.empty_steps = 0
+        self.cut_off = False
+        """Whether most samples of the last step with any were cut off."""
         self.updates_skipped: dict[str, int] = {}
         """How many updates in a row were skipped up to now, by channel; "" where all step jointly."""
         self.best: float | None = None
@@ -286,6 +288,19 @@ class Trainer:
                 self.save()
             raise DataError(f"no problem of {self.empty_steps} steps in a row can be used; the last: {last}")
 
+    def _note_cut_off(self, cut: Sequence[bool]) -> None:
+        """Say where steps begin to be cut off for the most part: nothing else in the log looks like it."""
+        before = self.cut_off
+        if cut:
+            self.cut_off = 2 * sum(cut) > len(cut)
+        if self.cut_off and not before and ranks.index() == 0:
+            limit = self.training.sampling.max_new_tokens
+            message = (
+                f"step {self.step + 1}: {sum(cut)} of {len(cut)} samples ran out of tokens, of a turn "
+                f"(sampling.max_new_tokens={limit}) or of the whole conversation, and so ended without an end"
+            )
+            note(logger, "mostly_cut_off", message, samples=len(cut), cut_off=sum(cut))
+
     def train_step(self) -> tuple[Metrics, Metrics]:
         """Roll out, credit and learn; return the step's metrics and timings."""
         loss = self.loss  # made first: policies sample and learn behind the same wrappers
@@ -300,6 +315,7 @@ class Trainer:
                 self.save()
             raise
         self._note_empty(not rollout.groups)
+        self._note_cut_off([t.truncated for group in rollout.groups for t in group.trajectories])
         clock.append(time.perf_counter())
 
         valid = [valid_trajectories(group, self.config.loss.drop_truncated) for group in rollout.groups]
