@@ -24,7 +24,7 @@ from selfverify.experiments.command_config import TeacherConfig
 from selfverify.experiments.export import export_conversations
 from selfverify.experiments.recipe import Recipe, load_recipe, recipe_task
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.experiments.teaching import collect, reanswer
+from selfverify.experiments.teaching import TaughtConversation, collect, reanswer, whole
 from selfverify.policy.policy import Policy
 from serving_servers import FakeUpstream, Loop
 
@@ -248,3 +248,14 @@ def test_the_commands(tmp_path: Path, servers: Loop) -> None:
     assert done.exit_code == 0 and json.loads(done.stdout)["kinds"] == {"conversation": 2}
     done = run(app, ["export", str(tmp_path), "--output", "x.parquet", "--keep", "correct"])
     assert done.exit_code == 2 and "--keep goes with --format verl" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("last", "finish", "kept"),
+    [("Seven.", "stop", True), ("Seven is", "length", False), (" ", "stop", False)],
+)
+def test_a_conversation_without_an_end_is_not_taught(last: str, finish: str, kept: bool) -> None:
+    """Where a turn was cut off is no place for a policy to end one."""
+    asked = {"role": "user", "content": "Three and four?"}
+    told = TaughtConversation([asked, {"role": "assistant", "content": last}], finish=finish)
+    assert whole(told) == kept

@@ -260,9 +260,10 @@ def as_taught(noted: RecordingEpisode, finish: Finish | None, error: str) -> Tau
 
 
 def whole(told: TaughtConversation) -> bool:
-    """Whether something was said in every turn, also in the last one."""
+    """Whether something was said in every turn, also in the last one, and that was not cut off: what is taught
+    ends where its tokens end."""
     own = [message["content"].strip() for message in told.messages if message["role"] == "assistant"]
-    return all(own) and told.messages[-1]["role"] == "assistant"
+    return all(own) and told.finish != Finish.LENGTH and told.messages[-1]["role"] == "assistant"
 
 
 def at_most(task: Task, problems: int) -> int:
