@@ -57,7 +57,7 @@ Rewards = Mapping[str, float]
 
 
 def _submitted(of: Rewards) -> bool:
-    """Whether something proper was handed in; a conversation that was cut off has no reward for its form."""
+    """Whether something proper was handed in; a conversation that broke off has no reward for its form."""
     return of.get("format_error", -1.0) >= 0
 
 

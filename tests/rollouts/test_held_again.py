@@ -116,13 +116,14 @@ def test_what_is_lost_every_time_stays_lost(policy: Policy) -> None:
     assert rolled(policy, Lighting({0: ("reset", 1)}), 0).groups[0].trajectories[0].lost
 
 
-def test_a_conversation_without_a_verdict_is_not_lost(endless: Policy) -> None:
-    """A turn that was cut off is masked; to hold it again would change nothing."""
+def test_a_conversation_that_was_cut_off_is_not_lost(endless: Policy) -> None:
+    """Its end is the policy's own fault; to hold it again would change nothing."""
     task = Lighting({})
     short = SAMPLING.model_copy(update={"max_new_tokens": 1})
     found = rolled(endless, task, 2, short)
     for trajectory in found.groups[0].trajectories:
-        assert trajectory.finish == Finish.ERROR and trajectory.parsed.unjudged and not trajectory.lost
+        assert trajectory.finish == Finish.LENGTH and trajectory.truncated and not trajectory.lost
+        assert trajectory.rewards["format_error"] == -1.0 and not trajectory.parsed.unjudged
     assert found.retries == {} and len(task.seeds) == 6
 
 

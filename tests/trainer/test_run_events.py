@@ -186,7 +186,7 @@ def test_samples_that_run_out_of_tokens_are_told_where_that_begins(
     assert told == [[False] * 3] * 6  # demonstrations end by themselves
     events = [event for event in read_events(tmp_path / "events.jsonl") if event["event"] == "mostly_cut_off"]
     assert [event["step"] for event in events] == [1, 5]
-    assert events[0]["cut_off"] == 2 and "step 2: 2 of 2 samples ran out of tokens" in caplog.text
+    assert events[0]["cut_off"] == 2 and "2 of 2 samples of step 2 were cut off" in caplog.text
 
 
 # --- what a run tells ---------------------------------------------------------------------------------------

@@ -260,8 +260,8 @@ def as_taught(noted: RecordingEpisode, finish: Finish | None, error: str) -> Tau
 
 
 def whole(told: TaughtConversation) -> bool:
-    """Whether something was said in every turn, also in the last one, and that was not cut off: what is taught
-    ends where its tokens end."""
+    """Whether something was said in every turn, also in the last one, which was not cut off: a policy that
+    imitates it would learn to end there."""
     own = [message["content"].strip() for message in told.messages if message["role"] == "assistant"]
     return all(own) and told.finish != Finish.LENGTH and told.messages[-1]["role"] == "assistant"
 

@@ -296,8 +296,8 @@ class Trainer:
         if self.cut_off and not before and ranks.index() == 0:
             limit = self.training.sampling.max_new_tokens
             message = (
-                f"step {self.step + 1}: {sum(cut)} of {len(cut)} samples ran out of tokens, of a turn "
-                f"(sampling.max_new_tokens={limit}) or of the whole conversation, and so ended without an end"
+                f"{sum(cut)} of {len(cut)} samples of step {self.step + 1} were cut off, in a turn of "
+                f"sampling.max_new_tokens={limit} tokens or at the length of a whole conversation"
             )
             note(logger, "mostly_cut_off", message, samples=len(cut), cut_off=sum(cut))
 
