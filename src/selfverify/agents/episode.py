@@ -227,10 +227,10 @@ class AgentEpisode(Episode):
         worked = self.worked
         if worked.outcome is not None:
             return
-        at_limit = worked.turn + 1 >= self.turns
         if self._session is None:
             self.give_up("it never began")
             return
+        at_limit = worked.turn + 1 >= self.turns
         worked.outcome = Outcome.IMPROPER
         worked.why = "nothing was handed in" if at_limit else "the context is full"
         if not self._session.environment.waits:
