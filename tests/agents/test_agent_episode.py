@@ -139,23 +139,45 @@ def test_a_turn_that_was_cut_off_is_a_format_error(cut: str) -> None:
     assert ending.turns[-1]["outcome"] == "improper" and ending.turns[-1]["why"] == "the turn was cut off"
 
 
-def test_a_turn_that_was_lost_is_no_failure() -> None:
-    """A model server that gives a turn up says nothing about the agent."""
-    juror = Asked(Vote(True, True))
-    _, _, ending = hold(LOOK, "", last=Finish.ERROR, jury=Jury(juror))
-    assert ending.lost and juror.cases == [] and ending.parsed.unjudged == "the turn was lost"
-    assert ending.turns[-1]["outcome"] == "broken_off" and "format_error" not in ending.rewards
-
-
-def test_a_full_context_is_a_format_error() -> None:
-    """The driver ends it without a word, before the limit of turns."""
-    _, _, ending = hold(LOOK, KITCHEN)
+@pytest.mark.parametrize("make", [Lamps, Waiting])
+def test_a_full_context_is_a_format_error(make: type[Lamps]) -> None:
+    """The driver ends it without a word, before the limit of turns; the truth is known all the same."""
+    _, _, ending = hold(LOOK, KITCHEN, make=make)
     assert rewards(ending) == FORMAT_ERROR and ending.turns[-1]["why"] == "the context is full"
     assert ending.rewards["truth"] == 0.0
     # Done, and undone again before the context was full.
-    assert hold(KITCHEN, OVEN)[2].rewards["truth"] == 1.0
-    assert hold(KITCHEN, OVEN, OVEN)[2].rewards["truth"] == 0.0
-    assert "truth" not in hold(KITCHEN, OVEN, make=Waiting)[2].rewards
+    assert hold(KITCHEN, OVEN, make=make)[2].rewards["truth"] == 1.0
+    assert hold(KITCHEN, OVEN, OVEN, make=make)[2].rewards["truth"] == 0.0
+    # An environment that is lost by then tells nothing.
+    _, _, ending = hold(KITCHEN, OVEN, make=lambda: Waiting(lose="state"))
+    assert rewards(ending) == FORMAT_ERROR and "truth" not in ending.rewards
+
+
+@pytest.mark.parametrize("make", [Lamps, Waiting])
+@pytest.mark.parametrize(("first", "truth"), [(OVEN, 1.0), (WRONG, 0.0)])
+def test_a_refused_call_at_the_limit_leaves_the_truth_known(
+    make: type[Lamps], first: str, truth: float
+) -> None:
+    _, _, ending = hold(KITCHEN, first, UNKNOWN, turns=3, make=make)
+    assert rewards(ending) == FORMAT_ERROR and ending.turns[-1]["why"] == "nothing was handed in"
+    assert ending.rewards["truth"] == truth
+
+
+def test_an_environment_that_is_lost_in_the_middle_is_not_asked_again() -> None:
+    """A server that is gone may take minutes to say so once more."""
+    asked = []
+
+    class Lost(Waiting):
+        async def state(self) -> dict[str, Any] | None:
+            asked.append("state")
+            return await super().state()
+
+    held = episode(make=lambda: Lost(lose="go"))
+    held.reset()
+    with pytest.raises(EnvironmentLost):
+        held.step(PolicyTurn(KITCHEN, [], Finish.STOP, 0))
+    held.release()
+    assert asked == []
 
 
 def test_what_has_broken_off_is_no_format_error() -> None:

@@ -74,8 +74,8 @@ class AgentEpisode(Episode):
     themselves are kept as records, and nothing is ever read back from what was shown. The first call of
     `SUBMIT` ends the conversation, proper or not. The judges vote while other conversations go on.
 
-    It ends without a verdict, and takes no part in training, where the environment or a turn is lost, or the
-    judges do not decide. It ends with a format error where nothing proper was handed in: at the limit of
+    It ends without a verdict, and takes no part in training, where the environment is lost, or the judges do
+    not decide. It ends with a format error where nothing proper was handed in: at the limit of
     turns, in a turn that was cut off, with a full context, with a message without a call, with improper
     evidence, or after too many refused calls in a row. (Without a price for running out of tokens a policy
     may drift into turns that never end.)
@@ -139,8 +139,6 @@ class AgentEpisode(Episode):
     def _answered(self, said: PolicyTurn) -> Observation:
         self.worked.turn = said.turn
         self.worked.turns[said.turn] = {}
-        if said.finish == Finish.ERROR:
-            return self._end(Outcome.BROKEN_OFF, "the turn was lost")
         if said.finish != Finish.STOP:
             return self._end(Outcome.IMPROPER, "the turn was cut off")
         read = read_calls(said, self.problem.tools)
@@ -233,7 +231,7 @@ class AgentEpisode(Episode):
         at_limit = worked.turn + 1 >= self.turns
         worked.outcome = Outcome.IMPROPER
         worked.why = "nothing was handed in" if at_limit else "the context is full"
-        if not self._session.environment.waits:
+        if self._session.free:
             self._look(last=True)
 
     def give_up(self, why: str) -> None:

@@ -87,6 +87,12 @@ class EnvironmentSession:
         self._run(self.environment.close())
 
     @property
+    def free(self) -> bool:
+        """Whether the environment can be asked: its last call neither runs on, abandoned, nor has failed."""
+        last = self._last
+        return last is None or (last.done() and not last.cancelled() and last.exception() is None)
+
+    @property
     def rounds(self) -> int:
         """How many calls the environment has answered."""
         return self.history[-1].seen.round if self.history else 0
