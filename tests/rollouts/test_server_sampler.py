@@ -17,7 +17,7 @@ from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyT
 from selfverify.core.errors import ServerError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
-from selfverify.core.trajectory import Trajectory
+from selfverify.core.trajectory import Finish, Trajectory
 from selfverify.rollouts.rollout import Rollout, rollout
 from selfverify.rollouts.script_sampler import TextSampler
 from selfverify.rollouts.server_sampler import ServerSampler
@@ -195,3 +195,45 @@ def test_a_lost_conversation_is_held_again_only_where_asked(servers: Loop, retri
     assert len(handed) == 1 and handed[0].retries == made.retries
     assert [words(t) for t in made.groups[0].trajectories] == [["100"], ["101"]]
     assert all(t.rewards == ({"answer": 1.0} if retries else {}) for t in made.groups[0].trajectories)
+
+
+@pytest.mark.parametrize("reason", ["abort", "timeout", "network_error"])
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_turn_that_a_server_breaks_off_is_no_answer(servers: Loop, reason: str, retries: int) -> None:
+    """No episode reads it, where ``length`` is the model's own way to end; what was said is kept."""
+    ends = iter(["stop", reason, "stop", "length"])
+    fake = FakeUpstream(
+        says=lambda body: {
+            "choices": [{"message": {"content": echo(body, 0)}, "finish_reason": next(ends)}],
+            "usage": {"prompt_tokens": 1, "completion_tokens": 2},
+        }
+    )
+    told = [Told(Observation("go"), Observation(done=True)) for _ in range(2)]
+    limits, open_next = RolloutLimits(turns=2, retries=retries), iter(told)
+    made = ask(servers, fake, lambda *_: next(open_next), limits=limits)
+    [trajectory] = made.groups[0].trajectories
+    assert len(told[0].heard) == 1 and len(fake.seen) == 2 + 2 * retries
+    if retries:  # the next try ran out of tokens, which is an answer
+        assert len(told[1].heard) == 2 and trajectory.finish == Finish.LENGTH
+        assert trajectory.rewards == {"answer": 2.0} and made.retries == {(0, 0): 1}
+        return
+    assert trajectory.lost and len(words(trajectory)) == 3 and words(trajectory)[2].endswith(":go")
+    assert "has given this one up" in str(made.errors[0, 0])
+
+
+def test_a_probe_that_a_server_breaks_off_is_left_out(servers: Loop) -> None:
+    aside = Observation("wrong?", probe=Observation("sure?"))
+    episode = Told(aside, Observation(done=True))
+    fake = FakeUpstream(
+        says=lambda body: {
+            "choices": [
+                {
+                    "message": {"content": echo(body, 0)},
+                    "finish_reason": "abort" if "sure?" in str(body["messages"]) else "stop",
+                }
+            ],
+        }
+    )
+    [trajectory] = ask(servers, fake, lambda *_: episode).groups[0].trajectories
+    assert episode.aside == [] and words(trajectory)[1:] == ["wrong?", "3:wrong?"]
+    assert trajectory.rewards == {"answer": 2.0}

@@ -29,15 +29,17 @@ logger = logging.getLogger(__name__)
 OPENING = f"<{SCORE_TAG}>"
 CLOSING = f"</{SCORE_TAG}>"
 
-Ending = Literal["whole", "cut_off", "withheld"]
-"""How a message ended: by itself, by a limit or a fault, or since somebody does not want it read."""
+Ending = Literal["whole", "cut_off", "broken_off", "withheld"]
+"""How a message ended: by itself, by a limit, by a fault or a user of the server, or since somebody does not
+want it read."""
 
 _REASONS: dict[Ending, str] = {
     "whole": "stop eos eos_token end_turn stop_sequence stop_token complete completed done end finished"
     " normal tool_calls function_call tool_use tool_call",
     "cut_off": "length max_tokens max_output_tokens max_length model_length model_context_window_exceeded"
-    " context_length_exceeded error error_limit abort aborted cancelled canceled user_cancel timeout"
-    " network_error insufficient_system_resource repetition malformed_function_call",
+    " context_length_exceeded error_limit repetition malformed_function_call",
+    "broken_off": "error abort aborted cancelled canceled user_cancel timeout network_error"
+    " insufficient_system_resource",
     "withheld": "content_filter content_filtered safety image_safety refusal recitation sensitive blocklist"
     " prohibited_content spii guardrail_intervened error_toxic",
 }

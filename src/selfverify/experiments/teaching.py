@@ -479,6 +479,8 @@ async def _ask(index: int, problem: Problem, teacher: TeacherConfig, seed: int) 
     except SelfVerifyError as error:
         return Answered(index, problem.id, [], str(error)[:2000])
     answer = talk.said(reply.text, reply.tool_calls, finish_of(reply))
+    if answer.finish == Finish.ERROR:
+        return Answered(index, problem.id, [], f"the server broke its answer off: {reply.finish}")
     if answer.finish != Finish.STOP:
         return Answered(index, problem.id, [], f"its answer is longer than {teacher.max_tokens} tokens")
     if not answer.text.strip():

@@ -17,10 +17,10 @@ from itertools import product
 
 from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import Episode, Observation, RolloutHook
-from selfverify.core.errors import DataError, SelfVerifyError
+from selfverify.core.errors import DataError, SamplingError, SelfVerifyError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
-from selfverify.core.trajectory import Group, SampleIndex, Trajectory
+from selfverify.core.trajectory import Finish, Group, SampleIndex, Trajectory
 from selfverify.policy.decoding import derived_seed
 from selfverify.policy.encoding import Prompt
 from selfverify.rollouts.conversation import Conversation, find_results
@@ -269,12 +269,17 @@ class _Loop:
             own = {index: turn for index, turn in said.items() if index not in probed}
             for index, spoken in own.items():
                 self.talks[index].say(spoken)
+            broken = [index for index in said if said[index].turn.finish == Finish.ERROR]
+            own = {index: turn for index, turn in own.items() if index not in broken}
             if self.hook is not None and own:
                 self.hook.said({index: spoken.turn for index, spoken in own.items()})
             self.sampler.undo(probed)
         with self._timed("reply"):
             for index, spoken in said.items():
                 talk = self.talks[index]
+                if index in broken:
+                    self._broken_off(index)
+                    continue
                 self._start(index, partial(talk.hear_probe, spoken) if index in probed else talk.step)
         for index, reply in heard[SHOWN].items():
             talk = self.talks[index]
@@ -293,6 +298,19 @@ class _Loop:
             if error is not None:
                 raise error
         self._keep([*judged])
+
+    def _broken_off(self, index: SampleIndex) -> None:
+        """Lose a conversation whose turn an engine or a server has given up; no episode reads that turn.
+
+        A probe that was given up is left out.
+        """
+        talk = self.talks[index]
+        after, talk.after_probe = talk.after_probe, None
+        if after is not None:
+            self.ready[index] = after
+            return
+        talk.fail(SamplingError("what samples the policy's turns has given this one up"))
+        self._release(index)
 
     def _unsaid(self, index: SampleIndex, error: Exception) -> None:
         """Take that the policy has said nothing: it cannot go on, or its server has failed."""

@@ -374,7 +374,9 @@ class ServerSampler(TextSampler):
 
 
 def finish_of(reply: Completion) -> Finish:
-    """How a server's reply has ended."""
+    """How a server's reply has ended. What a fault has broken off says nothing about the model."""
+    if reply.ending == "broken_off":
+        return Finish.ERROR
     return Finish.STOP if reply.ending == "whole" else Finish.LENGTH
 
 

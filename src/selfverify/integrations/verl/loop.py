@@ -204,6 +204,8 @@ class EpisodeLoop(AgentLoopBase):
             # A mark of an image, which stands for no image here, cuts a turn off.
             cut = next((n for n, token in enumerate(out.token_ids) if token in shared.never), None)
             tokens, logprobs = list(out.token_ids)[:cut], list(out.log_probs)[:cut]
+            if not out.token_ids or out.stop_reason == "aborted":
+                return Sample(tokens, logprobs, Finish.ERROR)  # what the engine has given up
             ended = bool(tokens) and tokens[-1] in shared.stop
             return Sample(tokens, logprobs, Finish.STOP if ended else Finish.LENGTH)
 
