@@ -103,7 +103,7 @@ def test_streams_are_those_of_our_trainer(name: str, denominator: Any, drop: boo
     kept, dropped = select(Rollout([None] * 4, groups), credits, drop)  # type: ignore[list-item]
     assert figures["groups/kept"] == len(kept) == (3 if drop and name == "adpo" else len(kept))
     assert figures["groups/zero_advantage"] == dropped["zero_advantage"]
-    assert (figures["lost"], figures["skipped"]) == (1 / 16, 1)
+    assert (figures["lost"], figures["skipped"], figures["trajectories/invalid"]) == (1 / 16, 1, 1)
     for first in (0, 2):
         own = [group for group in kept if group.number in (first, first + 1)]
         for group, weight in zip(own, batch_weights(own, denominator), strict=True):

@@ -102,7 +102,8 @@ def row_streams(
         for place, trajectory in zip(own, group.trajectories, strict=True):
             keep_reading(trajectory, readings[place] if readings else None)
     lost = [t.lost for group in groups for t in group.trajectories]  # credit may add rewards
-    credits = [method.credit(group, valid_trajectories(group, loss.drop_truncated)) for group in groups]
+    valid = [valid_trajectories(group, loss.drop_truncated) for group in groups]
+    credits = [method.credit(group, taking_part) for group, taking_part in zip(groups, valid, strict=True)]
     rolled = Rollout(cast(Any, [None] * len(groups)), groups)
     kept, dropped = select(rolled, credits, loss.drop_zero_advantage)
     places = [*members.values()]
@@ -123,6 +124,7 @@ def row_streams(
     figures |= {
         "groups/kept": float(len(kept)),
         **{f"groups/{reason}": float(dropped[reason]) for reason in ("zero_advantage", "all_invalid")},
+        "trajectories/invalid": float(sum(int((~taking_part).sum()) for taking_part in valid)),
         "lost": sum(lost) / max(len(lost), 1),
         "skipped": float(sum(bool(row.skipped) for row in known.values())),
     }
