@@ -273,7 +273,11 @@ class TrlEnvironment:
             raise
 
     def get_reward(self) -> float | None:
-        """Return what the episode was worth, and give the session back; None where nothing is known."""
+        """Return what the episode was worth, and give the session back; None where nothing is known.
+
+        One in which nothing was paid is worth 0: TRL leaves those with None out, and then a policy that never
+        comes to the end, where most environments pay, would lose nothing.
+        """
         owner, reward = self._owner, None
         try:
             if not self.lost and self._session is not None:
@@ -281,7 +285,7 @@ class TrlEnvironment:
                     reward = owner.score(self.observations, self._session.state())
                 else:
                     given = [seen.reward for seen in self.observations if seen.reward is not None]
-                    reward = sum(given) if given else None
+                    reward = sum(given)
         except EnvironmentLost as error:
             self.lost = str(error)
         finally:
