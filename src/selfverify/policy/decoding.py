@@ -118,7 +118,9 @@ class Head:
         """
 
         def chunk(states: Tensor, wanted: Tensor) -> Tensor:
-            logits = self.logits(states).float() / (temperature or 1.0)
+            logits = self.logits(states).float()
+            if temperature not in (0.0, 1.0):  # a division by 1 costs as much as any other
+                logits = logits / temperature
             columns = wanted if wanted.dim() == 2 else wanted[:, None]
             picked: Tensor = logits.gather(-1, columns) - logits.logsumexp(-1, keepdim=True)
             return picked.view(wanted.shape)
