@@ -5,7 +5,8 @@
     python -m reproduce.smartsnap synergy runs synergy.json
 
 The first study makes five starts a side on equal tokens, the second trains a model from each on the true
-state. All are measured on the tasks of `reproduce.smartsnap_gains`; intervals are over starts and tasks.
+state. Those whose models are all there are measured on the tasks of `reproduce.smartsnap_gains`, three a side
+at least; intervals are over starts and tasks.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from reproduce.smartsnap_gains import ARMS, COLUMNS, measured
-from reproduce.statistics import BySeed, MeasuredRun, difference, pooled
+from reproduce.statistics import BySeed, difference, pooled
 from reproduce.tables import difference_table, figure_table
+from selfverify.core.errors import ConfigError
 
 SIDES: Mapping[str, Sequence[str]] = {"evidence": [], "message": ["task.agent.evidence.source=last"]}
 """What the starts hand in beside their message, and the options that let them."""
-STARTS, SEED = range(5), 10
+STARTS, SEED, LEAST = range(5), 10, 3
 TRAINED = "smartsnap-synergy"
 
 
@@ -30,19 +32,39 @@ def synergy(runs: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
     Args:
         runs: The folder of the two studies; samples stay under ``smartsnap-synergy/measured`` there.
         say: Hears the tables.
+
+    Raises:
+        ConfigError: Fewer than `LEAST` starts a side are trained; the missing ones are named.
     """
+    models = {
+        (side, k): {
+            "start": runs / "smartsnap-starts" / side / "work" / f"seed-{k}" / "model",
+            "trained": runs / TRAINED / f"{side}-{k}" / "state" / f"seed-{SEED}" / "model",
+        }
+        for side in SIDES
+        for k in STARTS
+    }
+    missing = {k: [m for side in SIDES for m in models[side, k].values() if not m.is_dir()] for k in STARTS}
+    numbers = [k for k in STARTS if not missing[k]]
+    if len(numbers) < LEAST:
+        absent = ", ".join(str(model) for of in missing.values() for model in of)
+        raise ConfigError(
+            f"{len(numbers)} starts a side have all their models, {LEAST} are needed; not there: {absent}"
+        )
     found: dict[str, Any] = {}
     for name, overrides in ARMS.items():
         before, after = dict[str, BySeed](), dict[str, BySeed]()
         for side in SIDES:
-            labels = {k: f"{side}-{k}" for k in STARTS}
-            starts = {k: runs / "smartsnap-starts" / side / "work" / f"seed-{k}" for k in STARTS}
-            trained = {k: runs / TRAINED / label / "state" / f"seed-{SEED}" for k, label in labels.items()}
             store = runs / TRAINED / "measured" / name
-            for of, folders, when in ((before, starts, "start"), (after, trained, "trained")):
+            for of, when in ((before, "start"), (after, "trained")):
                 of[side] = {
-                    k: _figures(folder, store / f"{labels[k]}-{when}.jsonl", side, overrides)
-                    for k, folder in folders.items()
+                    k: measured(
+                        str(models[side, k][when]),
+                        store / f"{side}-{k}-{when}.jsonl",
+                        [*overrides, *SIDES[side]],
+                        overrides,
+                    )
+                    for k in numbers
                 }
         gains = {side: _gaps(after[side], before[side]) for side in SIDES}
         rows = {f"{side}, start": before[side] for side in SIDES}
@@ -55,10 +77,6 @@ def synergy(runs: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
         say(f"## {name}\n\n{figure_table(['models'], _labelled(figures), COLUMNS)}\n")
         say(difference_table(["difference"], _labelled(changes), COLUMNS)[0] + "\n")
     return found
-
-
-def _figures(run: Path, store: Path, side: str, overrides: Sequence[str]) -> MeasuredRun:
-    return measured(str(run / "model"), store, [*overrides, *SIDES[side]], overrides)
 
 
 def _gaps(after: BySeed, before: BySeed) -> BySeed:

@@ -11,6 +11,7 @@ from reproduce import smartsnap_synergy
 from reproduce.grid_file import load_study
 from reproduce.smartsnap_synergy import SEED, SIDES, STARTS, synergy
 from reproduce.statistics import MeasuredRun, ratio_run
+from selfverify.core.errors import ConfigError
 
 RIGHT = {"evidence": (3, 5), "message": (4, 4)}
 """Of ten tasks, what a side's first start does and what is trained from it; each next start one more."""
@@ -34,6 +35,16 @@ def test_sides_are_compared_before_and_after_and_in_their_gains(
 
     monkeypatch.setattr(smartsnap_synergy, "measured", measured)
     said: list[str] = []
+    starts, trained = load_study("smartsnap-starts"), load_study("smartsnap-synergy")
+    made = {
+        f"smartsnap-starts/{t}/{v}/seed-{s}/model"
+        for t in starts.tasks
+        for v in starts.variants
+        for s in starts.seeds
+    }
+    after = {f"smartsnap-synergy/{t}/{v}/seed-10/model" for t in trained.tasks for v in trained.variants}
+    for folder in made | after:
+        (tmp_path / folder).mkdir(parents=True)
     found = synergy(tmp_path, said.append)
     assert [*found] == ["tasks", "greedy"] and len(said) == 4
     tasks = found["tasks"]
@@ -56,14 +67,20 @@ def test_sides_are_compared_before_and_after_and_in_their_gains(
     for folder, overrides in asked.items():
         assert ("task.agent.evidence.source=last" in overrides) == ("message" in folder)
     # The models are those that the two studies make.
-    starts, trained = load_study("smartsnap-starts"), load_study("smartsnap-synergy")
-    made = {
-        f"smartsnap-starts/{t}/{v}/seed-{s}/model"
-        for t in starts.tasks
-        for v in starts.variants
-        for s in starts.seeds
-    }
     paths = {o.partition("=")[2] for of in trained.tasks.values() for o in of if o.startswith("policy.path=")}
     assert {f"runs/{folder}" for folder in made} == paths and made <= {*asked}
     assert len(asked) == len(SIDES) * len(STARTS) * 2
     assert [*trained.seeds] == [SEED] and [*starts.seeds] == [*STARTS]
+    # Of what is not trained yet, nothing is measured; three starts a side are the least.
+    asked.clear()
+    for number in (1, 4):
+        (tmp_path / f"smartsnap-synergy/message-{number}/state/seed-10/model").rmdir()
+    synergy(tmp_path, said.append)
+    assert {Path(folder).parent.name for folder in asked if "starts" in folder} == {
+        "seed-0",
+        "seed-2",
+        "seed-3",
+    }
+    (tmp_path / "smartsnap-starts/evidence/work/seed-0/model").rmdir()
+    with pytest.raises(ConfigError, match=r"2 starts a side .* not there: .*evidence/work/seed-0"):
+        synergy(tmp_path, said.append)
