@@ -179,6 +179,8 @@ def hold(
             if replies[-1].done:
                 assert number + 1 == len(turns), "it was over before"
                 break
+        else:
+            held.cut_short()
         return held, replies, held.result()
     finally:
         held.release()

@@ -163,7 +163,8 @@ class AgentEpisode(Episode):
     def result(self) -> EpisodeResult:
         """Return the rewards, after the judges' votes."""
         worked = self.worked
-        self._cut_short()
+        if worked.outcome is None:
+            self.give_up("it never began")
         if self._fault is not None:
             raise self._fault
         if self._session is not None:
@@ -211,28 +212,17 @@ class AgentEpisode(Episode):
         return EpisodeResult(rewards, parsed=judged, turns=turns, lost=bool(lost))
 
     def release(self) -> None:
-        """Read the ground truth, if the rollout has ended the conversation, and give the environment back."""
+        """Give the environment back."""
+        if self._session is not None:
+            self._session.close()
+
+    def cut_short(self) -> None:
+        """End without a proper submission, and read the ground truth."""
+        at_limit = self.worked.turn + 1 >= self.turns
         try:
-            self._cut_short()
+            self._end(Outcome.IMPROPER, "nothing was handed in" if at_limit else "the context is full")
         except Exception as error:
             self._fault = error
-        finally:
-            if self._session is not None:
-                self._session.close()
-
-    def _cut_short(self) -> None:
-        """End what the rollout has ended: at the limit of turns, or where the context is full."""
-        worked = self.worked
-        if worked.outcome is not None:
-            return
-        if self._session is None:
-            self.give_up("it never began")
-            return
-        at_limit = worked.turn + 1 >= self.turns
-        worked.outcome = Outcome.IMPROPER
-        worked.why = "nothing was handed in" if at_limit else "the context is full"
-        if self._session.free:
-            self._look(last=True)
 
     def give_up(self, why: str) -> None:
         """End a conversation that has broken off, also while judges vote: there is no verdict."""
@@ -248,9 +238,8 @@ class AgentEpisode(Episode):
         if seen.error:
             return self._refused(seen.error, seen)
         self._in_a_row = 0
-        last = self.worked.turn + 1 >= self.turns
-        if last or call.name not in self.looking:
-            self._look(last)
+        if call.name not in self.looking:
+            self._look()
         return self._shown(seen, self.settings.role)
 
     def _submit(self, arguments: Mapping[str, Any]) -> Observation:

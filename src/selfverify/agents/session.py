@@ -18,6 +18,9 @@ from selfverify.core.errors import DataError
 
 T = TypeVar("T")
 
+STATE_S = 60.0
+"""Seconds that an environment may take to tell its state."""
+
 
 class EnvironmentSession:
     """One environment, used by one thread at a time, and all that it has shown.
@@ -57,8 +60,13 @@ class EnvironmentSession:
         self._run(self.environment.submitted(message))
 
     def state(self) -> dict[str, Any] | None:
-        """The ground truth; see `Environment.state`."""
-        return self._run(self.environment.state())
+        """The ground truth; see `Environment.state`.
+
+        Raises:
+            EnvironmentLost: Also where it takes longer than `STATE_S`: it is read before the environment is
+                given back, which must not wait for ever.
+        """
+        return self._run(self.environment.state(), STATE_S)
 
     def facts(self) -> Sequence[Fact] | None:
         """All that is so, of the ground truth; None where the environment tells nothing.
@@ -87,12 +95,6 @@ class EnvironmentSession:
         self._run(self.environment.close())
 
     @property
-    def free(self) -> bool:
-        """Whether the environment can be asked: its last call neither runs on, abandoned, nor has failed."""
-        last = self._last
-        return last is None or (last.done() and not last.cancelled() and last.exception() is None)
-
-    @property
     def rounds(self) -> int:
         """How many calls the environment has answered."""
         return self.history[-1].seen.round if self.history else 0
@@ -113,12 +115,18 @@ class EnvironmentSession:
         self.history.append(Exhibit(call, seen))
         return seen
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+    def _run(self, work: Coroutine[Any, Any, T], most_s: float | None = None) -> T:
         if not self.environment.waits:
             return event_loop.finish_inline(work)
         running = event_loop.start(self._one_at_a_time(work))
         self._last = running
-        return running.result()
+        try:
+            return running.result(most_s)
+        except TimeoutError:
+            if running.done():
+                raise
+            running.cancel()
+            raise EnvironmentLost(f"the environment has not answered within {most_s} s") from None
 
     async def _one_at_a_time(self, work: Coroutine[Any, Any, T]) -> T:
         try:

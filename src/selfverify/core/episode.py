@@ -149,11 +149,15 @@ class Episode(ABC):
         """
         return ()
 
-    def release(self) -> None:
-        """Give back what the episode holds. It is called in any case, once, and before `result`.
+    def cut_short(self) -> None:
+        """Hear that the rollout ends the conversation: at the limit of turns, or with a full context.
 
-        This is the last moment to read from an environment what the result needs.
+        It is called right before `release`, and not where the conversation is lost, which has no result. Here
+        an episode reads from its environment what its result needs.
         """
+
+    def release(self) -> None:
+        """Give back what the episode holds. It is called in any case, once, and before `result`."""
 
     def awaited(self) -> Future[Any] | None:
         """Begin what `result` would wait for, such as judges' votes, and return its future; None for nothing.

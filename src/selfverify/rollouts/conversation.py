@@ -56,6 +56,8 @@ class Conversation:
         self._last: SampledTurn | None = None
         self._is_whole = False
         """Whether the last turn has yet to be divided into channels."""
+        self._ended = False
+        """Whether the episode has ended it."""
         self._before = 0, 0
         """The segments and turns before the policy was shown something."""
 
@@ -99,7 +101,12 @@ class Conversation:
 
     def release(self) -> None:
         """Give back what the episode holds."""
-        if self.episode is not None:
+        if self.episode is None:
+            return
+        try:
+            if self.over and not self._ended and self.error is None:
+                self.episode.cut_short()
+        finally:
             self.episode.release()
 
     def awaited(self) -> Future[Any] | None:
@@ -125,8 +132,9 @@ class Conversation:
 
     def take(self, reply: Observation | None) -> bool:
         """Take what the episode shows, and return whether the conversation goes on."""
+        self._ended = reply is not None and reply.done
         if self._last is None:
-            self.over = reply is not None and reply.done
+            self.over = self._ended
             return not self.over
         assert reply is not None
         self.over = reply.done or self.spoken >= self.limit

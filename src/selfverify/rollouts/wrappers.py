@@ -47,6 +47,9 @@ class EpisodeWrapper(Episode):
     def result(self) -> EpisodeResult:
         return self.inner.result()
 
+    def cut_short(self) -> None:
+        self.inner.cut_short()
+
     def release(self) -> None:
         self.inner.release()
 
