@@ -19,6 +19,7 @@ from selfverify.core.tags import parse_tagged
 from selfverify.core.trajectory import Credit, Finish, Group, Segment, Trajectory
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_method, make_task
+from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
@@ -116,6 +117,21 @@ def taught(**options: Any) -> tuple[Any, Rollout]:
     problems = [task.problem("train", 5, index) for index in range(4)]
     method = make_method("turns-sft", second_turn="Check the answer.", **options)
     return method, method.rollout(policy, task, problems, [1, 2, 3, 4], SamplingConfig(group_size=6))
+
+
+def test_a_first_turn_that_was_given_up_is_lost_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What vLLM does with a request now and then; the others are taught."""
+    sample = Policy.sample
+
+    def broken(*asked: Any, **more: Any) -> Any:
+        made = sample(*asked, **more)
+        made[1][2] = Sample([], [], Finish.ERROR)
+        return made
+
+    monkeypatch.setattr(Policy, "sample", broken)
+    _, rollout = taught()
+    ends = [[t.finish == Finish.ERROR for t in group.trajectories] for group in rollout.groups]
+    assert ends == [[(b, g) == (1, 2) for g in range(6)] for b in range(4)]
 
 
 def test_demonstrated_second_turns_keep_what_is_right() -> None:

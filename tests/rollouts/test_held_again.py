@@ -8,6 +8,7 @@ import pytest
 from tests.agents.lamps import GOAL, KITCHEN, OVEN, PROBLEM, RULES, TASK, Lamps, submit
 from tests.policy.test_tool_templates import HERMES
 
+from sampled_threads import drawn, sampled_threads
 from selfverify.agents.episode import AgentConfig, AgentEpisode
 from selfverify.agents.reward import METRICS, summarise_parts
 from selfverify.core.config import EvaluationConfig, RolloutLimits, SamplingConfig
@@ -17,6 +18,7 @@ from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.samples import read_samples
+from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import Rollout, rollout
@@ -105,6 +107,32 @@ def test_what_was_lost_becomes_what_it_would_have_been(policy: Policy) -> None:
             assert left.tokens == right.tokens and left.text == right.text
             assert left.rewards == right.rewards and left.finish == right.finish
     assert whole.retries == {} and again.seconds.keys() == whole.seconds.keys()
+
+
+def test_a_turn_that_an_engine_gave_up_is_drawn_again(policy: Policy, monkeypatch: Any) -> None:
+    """The first turns of a group are drawn together; what was given up among them is no answer to keep."""
+    asked = 0
+
+    def sample(prompts: Any, sampling: SamplingConfig, *, seeds: Any) -> list[list[Sample]]:
+        nonlocal asked
+        made = [[drawn(policy, f"{seed} {g}") for g in range(sampling.group_size)] for seed in seeds]
+        asked += 1
+        if asked == 1:
+            made[0][1] = Sample([], [], Finish.ERROR)
+        return made
+
+    monkeypatch.setattr(policy, "threads", sampled_threads(policy, sample))
+    again = rolled(policy, Lighting({}), 2)
+    assert again.retries == {(0, 1): 1} and not any(
+        t.lost for group in again.groups for t in group.trajectories
+    )
+    assert [t.segments[0].text[:3] for t in again.groups[0].trajectories] == ["7 0", "7 1", "7 2"]
+    asked = 0
+    lost = rolled(policy, Lighting({}), 0)
+    assert [[t.lost for t in group.trajectories] for group in lost.groups] == [
+        [False, True, False],
+        [False] * 3,
+    ]
 
 
 def test_what_is_lost_every_time_stays_lost(policy: Policy) -> None:

@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 from PIL import Image
 from transfer_queue.utils.serial_utils import MsgpackDecoder, MsgpackEncoder
+from verl.workers.rollout.replica import TokenOutput
 
 from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation
@@ -36,7 +37,9 @@ class Server:
             raise self.error
         said = self.words[: sampling_params["max_tokens"]]
         extra = {"min_global_steps": 3, "max_global_steps": 4}
-        return SimpleNamespace(token_ids=said, log_probs=[-0.5] * len(said), extra_fields=extra)
+        return TokenOutput(
+            token_ids=said, log_probs=[-0.5] * len(said), stop_reason="completed", extra_fields=extra
+        )
 
 
 class Twice(Episode):

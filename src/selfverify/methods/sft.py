@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 
 from selfverify.core.config import SamplingConfig
-from selfverify.core.errors import ConfigError
+from selfverify.core.errors import ConfigError, SamplingError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import SCORE_TAG, parse_tagged
 from selfverify.core.trajectory import (
@@ -250,11 +250,16 @@ class TurnsSFT(TwoTurnMethod):
         self, policy: Policy, task: Task, problem: Problem, seed: int, firsts: Sequence[Sample]
     ) -> Group:
         """Write a second turn behind each of the first turns."""
-        from selfverify.rollouts.script_sampler import recite
+        from selfverify.rollouts.script_sampler import lost, recite
 
         rng = np.random.default_rng(seed)
-        turns = [[first, self._second(policy, task, problem, first, rng)] for first in firsts]
-        told = [recite(policy, problem, self.open(task, problem, seed), both) for both in turns]
+        told = []
+        for first in firsts:
+            second = self._second(policy, task, problem, first, rng)
+            if first.finish == Finish.ERROR:
+                told.append(lost(problem, SamplingError("its first turn was given up")))
+            else:
+                told.append(recite(policy, problem, self.open(task, problem, seed), [first, second]))
         return Group(problem, told)
 
     def _second(

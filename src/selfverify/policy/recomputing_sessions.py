@@ -98,6 +98,9 @@ class RecomputingSession:
 
     def begin(self, places: Collection[SampleIndex]) -> None:
         self.end(places)
+        for i in {i for i, _ in places}:
+            if any(sample.finish == Finish.ERROR for sample in self._begun.get(i, ())):
+                del self._begun[i]  # what was given up is asked for anew
 
     def end(self, places: Collection[SampleIndex]) -> None:
         for place in places:

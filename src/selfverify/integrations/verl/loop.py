@@ -201,11 +201,11 @@ class EpisodeLoop(AgentLoopBase):
                 lock.acquire()
             spans = [out.extra_fields.get(f"{end}_global_steps") for end in ("min", "max")]
             versions.extend(version for version in spans if version is not None)
+            if not out.token_ids or out.stop_reason == "aborted":
+                return Sample([], [], Finish.ERROR)  # what the engine has given up
             # A mark of an image, which stands for no image here, cuts a turn off.
             cut = next((n for n, token in enumerate(out.token_ids) if token in shared.never), None)
             tokens, logprobs = list(out.token_ids)[:cut], list(out.log_probs)[:cut]
-            if not out.token_ids or out.stop_reason == "aborted":
-                return Sample(tokens, logprobs, Finish.ERROR)  # what the engine has given up
             ended = bool(tokens) and tokens[-1] in shared.stop
             return Sample(tokens, logprobs, Finish.STOP if ended else Finish.LENGTH)
 
