@@ -23,7 +23,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selfverify.clients.replies import text_of, usable_choices
+from selfverify.clients.replies import ending, text_of, usable_choices
 from selfverify.core import event_loop
 from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.core.jsonl_store import JsonlStore, StrictRow, open_journal, read_journal
@@ -312,8 +312,10 @@ async def _ask(
             if isinstance(replies, BaseException):
                 raise replies
             choice = usable_choices(replies)[0]
-            said = text_of(choice["message"].get("content"))
-            found.append(None if choice.get("finish_reason") == Finish.LENGTH else read_verdict(said))
+            said, finish = text_of(choice["message"].get("content")), str(choice.get("finish_reason") or "")
+            if ending(finish, said) == "broken_off":
+                raise ServerError(f"the server broke its answer off: {finish}", retry=True)
+            found.append(None if finish == Finish.LENGTH else read_verdict(said))
             unclear = unclear or (said[:200] if found[-1] is None else "")
     except ServerError as error:
         return error

@@ -94,10 +94,10 @@ def test_a_vote_that_takes_too_long_or_is_none_is_missing(make: Make) -> None:
 WHOLE = ("stop", "eos", "eos_token", "end_turn", "tool_calls", None, "finished")
 
 
-@pytest.mark.parametrize("finish", [*WHOLE, "length", "max_tokens", "content_filter", "error!"])
+@pytest.mark.parametrize("finish", [*WHOLE, "length", "max_tokens", "content_filter", "odd!"])
 def test_finish_reasons_of_all_servers(make: Make, finish: str | None) -> None:
     """One that is not known is believed where the text is whole."""
-    counts, text = finish in WHOLE, SUCCESS[:-4] if finish == "error!" else SUCCESS
+    counts, text = finish in WHOLE, SUCCESS[:-4] if finish == "odd!" else SUCCESS
     [ballot] = votes(make(FakeUpstream(write=lambda body, i: text, finish=finish)), count=1)
     assert (ballot.vote is not None) == counts
     assert counts or ballot.missing == f"the answer ended with {finish!r}"
@@ -211,6 +211,17 @@ def test_a_failure_is_not_kept(make: Make) -> None:
     faults: list[Any] = [503, None]
     judge = make(FakeUpstream(write=lambda body, i: SUCCESS, fault=lambda body: faults.pop(0)))
     assert votes(judge, count=1)[0].vote is None
+    assert votes(judge, count=1)[0].vote is not None
+
+
+@pytest.mark.parametrize("finish", ["abort", "timeout", "network_error"])
+def test_an_answer_that_a_server_breaks_off_is_an_outage(make: Make, finish: str) -> None:
+    """Also where it looks whole; it is asked for again."""
+    fake = FakeUpstream(write=lambda body, i: SUCCESS, finish=finish)
+    judge = make(fake)
+    [ballot] = votes(judge, count=1)
+    assert ballot.missing == f"outage: the server broke its answer off: {finish}" and ballot.about["outage"]
+    fake.finish = "stop"
     assert votes(judge, count=1)[0].vote is not None
 
 

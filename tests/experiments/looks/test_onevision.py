@@ -209,6 +209,10 @@ def test_a_judge_that_fails_in_passing_ends_the_run(tmp_path: Path, both: Server
     with pytest.raises(ServerError, match=r"answers could not be judged; the first: .*r\d+#\d"):
         train_stopping(recipe, resume=True, data_only=True)
     assert not (tmp_path / "run/looks/induced.jsonl").exists()
+    both.fault, both.fake_judge.finish = None, "abort"
+    with pytest.raises(ServerError, match="broke its answer off: abort"):
+        train_stopping(recipe, resume=True, data_only=True)
+    both.fake_judge.finish = "stop"
     asked = len(both.fake_judge.seen)
     both.fault = 400
     looks = train_stopping(recipe, resume=True, data_only=True) / "looks"

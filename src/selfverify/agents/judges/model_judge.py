@@ -18,7 +18,7 @@ from selfverify.clients.candidates import read_choices
 from selfverify.clients.openai_client import OpenAIClient, ServerConfig, server_url
 from selfverify.clients.replies import Usage, ending
 from selfverify.core import event_loop, ranks
-from selfverify.core.errors import SelfVerifyError
+from selfverify.core.errors import SelfVerifyError, ServerError
 from selfverify.core.images import image_part
 from selfverify.core.jsonl_store import JsonlStore, read_rows
 
@@ -187,6 +187,8 @@ class ModelJudge(Judge):
             async with asyncio.timeout_at(until):
                 reply = await client.chat(seeded, usage.lost, until)
         [written, *_] = read_choices(reply, usage, judge=True)
+        if written.ending == "broken_off":
+            raise ServerError(f"the server broke its answer off: {written.finish}", retry=True)
         seconds = time.monotonic() - began
         self._counts["seconds"] += seconds
         self._counts["tokens_read"] += usage.prompt_tokens
