@@ -83,7 +83,7 @@ def test_an_episode(factory: TrlEnvironments) -> None:
     assert environment.get_reward() == 4.0
     assert factory.leases == 0 and environment.get_reward() is None
     assert environment.reset(task='{"goal": 9}')[0]["text"] == "\n\n0 of 9"
-    assert environment.get_reward() == 0.0  # nothing was paid
+    assert environment.get_reward() == 0.0  # nothing was paid in this one
 
 
 @pytest.mark.parametrize("how", ["raise", "lose"])

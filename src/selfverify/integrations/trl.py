@@ -186,8 +186,8 @@ class TrlEnvironments:
         sources: Where sessions come from, at least as many as rollouts are made at once.
         settings: How patient the pool is.
         score: Says what an episode was worth, from what was seen and the ground truth (`Environment.state`);
-            None leaves it unscored. By default it is the sum of the environment's rewards, where there are
-            any.
+            None leaves it unscored. By default it is the sum of the environment's rewards, where these
+            environments have paid anything so far.
     """
 
     def __init__(
@@ -197,6 +197,8 @@ class TrlEnvironments:
         self.sessions = sum(source.sessions for source in sources)
         self.leases = 0
         """Sessions that are lent now."""
+        self.pays = False
+        """Whether an environment has ever given a reward."""
         self._kind: type[TrlEnvironment] | None = None
 
     def __enter__(self) -> Self:
@@ -275,8 +277,8 @@ class TrlEnvironment:
     def get_reward(self) -> float | None:
         """Return what the episode was worth, and give the session back; None where nothing is known.
 
-        One in which nothing was paid is worth 0: TRL leaves those with None out, and then a policy that never
-        comes to the end, where most environments pay, would lose nothing.
+        One in which nothing was paid is worth 0, where others were paid: TRL leaves those with None out, and
+        then a policy that never comes to the end, where most environments pay, would lose nothing.
         """
         owner, reward = self._owner, None
         try:
@@ -285,7 +287,7 @@ class TrlEnvironment:
                     reward = owner.score(self.observations, self._session.state())
                 else:
                     given = [seen.reward for seen in self.observations if seen.reward is not None]
-                    reward = sum(given)
+                    reward = sum(given) if owner.pays else None
         except EnvironmentLost as error:
             self.lost = str(error)
         finally:
@@ -310,6 +312,7 @@ class TrlEnvironment:
     def _seen(self, shown: StepResult, before: str) -> str | Blocks | None:
         """Keep an observation and return it as TRL shows it: a text, or blocks where there are images."""
         self.observations.append(shown)
+        self._owner.pays |= shown.reward is not None
         text = "\n".join(
             part for part in (f"Error: {shown.error}" if shown.error else "", shown.text) if part
         )
