@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from reproduce.grid import METRICS
 from reproduce.smartsnap_gains import ARMS, COLUMNS, measured
 from reproduce.statistics import BySeed, difference, pooled
 from reproduce.tables import difference_table, figure_table
@@ -44,7 +45,10 @@ def synergy(runs: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
         for side in SIDES
         for k in STARTS
     }
-    missing = {k: [m for side in SIDES for m in models[side, k].values() if not m.is_dir()] for k in STARTS}
+    missing = {
+        k: [m for side in SIDES for m in models[side, k].values() if not (m.parent / METRICS).is_file()]
+        for k in STARTS
+    }
     numbers = [k for k in STARTS if not missing[k]]
     if len(numbers) < LEAST:
         absent = ", ".join(str(model) for of in missing.values() for model in of)

@@ -45,6 +45,7 @@ def test_sides_are_compared_before_and_after_and_in_their_gains(
     after = {f"smartsnap-synergy/{t}/{v}/seed-10/model" for t in trained.tasks for v in trained.variants}
     for folder in made | after:
         (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder).with_name("metrics.json").write_text("{}")
     found = synergy(tmp_path, said.append)
     assert [*found] == ["tasks", "greedy"] and len(said) == 4
     tasks = found["tasks"]
@@ -74,13 +75,13 @@ def test_sides_are_compared_before_and_after_and_in_their_gains(
     # Of what is not trained yet, nothing is measured; three starts a side are the least.
     asked.clear()
     for number in (1, 4):
-        (tmp_path / f"smartsnap-synergy/message-{number}/state/seed-10/model").rmdir()
+        (tmp_path / f"smartsnap-synergy/message-{number}/state/seed-10/metrics.json").unlink()
     synergy(tmp_path, said.append)
     assert {Path(folder).parent.name for folder in asked if "starts" in folder} == {
         "seed-0",
         "seed-2",
         "seed-3",
     }
-    (tmp_path / "smartsnap-starts/evidence/work/seed-0/model").rmdir()
+    (tmp_path / "smartsnap-starts/evidence/work/seed-0/metrics.json").unlink()
     with pytest.raises(ConfigError, match=r"2 starts a side .* not there: .*evidence/work/seed-0"):
         synergy(tmp_path, said.append)
