@@ -263,23 +263,20 @@ class _Loop:
             for index, turn in heard[SAID].items():
                 if isinstance(turn, Exception):
                     self._unsaid(index, turn)
+                elif turn.turn.finish == Finish.ERROR:
+                    self._broken_off(index, turn)
                 else:
                     said[index] = turn
             probed = [index for index in said if self.talks[index].after_probe is not None]
             own = {index: turn for index, turn in said.items() if index not in probed}
             for index, spoken in own.items():
                 self.talks[index].say(spoken)
-            broken = [index for index in said if said[index].turn.finish == Finish.ERROR]
-            own = {index: turn for index, turn in own.items() if index not in broken}
             if self.hook is not None and own:
                 self.hook.said({index: spoken.turn for index, spoken in own.items()})
             self.sampler.undo(probed)
         with self._timed("reply"):
             for index, spoken in said.items():
                 talk = self.talks[index]
-                if index in broken:
-                    self._broken_off(index)
-                    continue
                 self._start(index, partial(talk.hear_probe, spoken) if index in probed else talk.step)
         for index, reply in heard[SHOWN].items():
             talk = self.talks[index]
@@ -299,7 +296,7 @@ class _Loop:
                 raise error
         self._keep([*judged])
 
-    def _broken_off(self, index: SampleIndex) -> None:
+    def _broken_off(self, index: SampleIndex, said: SampledTurn) -> None:
         """Lose a conversation whose turn an engine or a server has given up; no episode reads that turn.
 
         A probe that was given up is left out.
@@ -307,8 +304,10 @@ class _Loop:
         talk = self.talks[index]
         after, talk.after_probe = talk.after_probe, None
         if after is not None:
+            self.sampler.undo([index])
             self.ready[index] = after
             return
+        talk.say(said)
         talk.fail(SamplingError("what samples the policy's turns has given this one up"))
         self._release(index)
 
