@@ -143,7 +143,7 @@ def figures_of_turns(
 ) -> MeasuredRun:
     """Return `TURN_FIGURES` of samples of two turns each."""
     table = SampleTable(samples, order)
-    found = turn_statistics(table.reward(CORRECT_1), table.correct)
+    found = turn_statistics(np.nan_to_num(table.reward(CORRECT_1)), table.correct)  # a lost one is wrong
     return measure_run({Place(benchmark, ALL, name): found[f"turns.{name}"] for name in TURN_FIGURES})
 
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from samples import sample
+from samples import sample, turned
 from selected import majority_weights
 from selfverify.core.errors import DataError
 from selfverify.evaluation.metrics import SampleTable, curves, paired_difference, summarise
@@ -280,3 +280,17 @@ def test_every_figure_reads_scores_as_asked() -> None:
     assert written["majority@6"] == plain["majority@6"]
     worse = paired_difference(samples, samples_of(soft, correct), headline="soft")
     assert worse["auc"]["difference"] == 0
+
+
+def test_one_that_is_lost_counts_as_wrong_and_hides_no_figure() -> None:
+    """Of single answers it makes no conversations; of two turns both are wrong."""
+    lost = {"lost": True, "finish": "error", "rewards": {"answer": 0.0}, "tokens": 0}
+    single = [sample(f"p{n}", k, k < 2, k / 4) for n in range(5) for k in range(4)]
+    single[0] = sample("p0", 0, False, None, key=None, answer=None, **lost)
+    found = summarise(single)
+    assert "conversations" not in found and found["unjudged"] == 1
+    assert found["pass@1"] == pytest.approx(9 / 20) and found["majority@4"] is not None
+    pairs = [*turned("01 01 11"), sample("p3", 0, False, None, **lost)]
+    turns = summarise(pairs)["turns"]
+    assert (turns["acc@t1"], turns["acc@t2"]) == (0.25, 0.75)
+    assert "conversations" in summarise([sample("p0", 0, False, None, **lost)])

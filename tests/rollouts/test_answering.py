@@ -83,7 +83,13 @@ def test_cut_off_first_turn_has_no_second(policy: Policy) -> None:
 def test_one_unjudged_answer_takes_the_trajectory_out(policy: Policy, first: object, second: object) -> None:
     made = trajectory(policy, first, second, Outage())
     assert valid_trajectories(Group(PROBLEM, [made]), False).tolist() == [False]
-    assert made.parsed.unjudged
+    assert made.parsed.unjudged and made.rewards["correct"] == 0.0
+
+
+def test_what_is_over_before_the_first_word_ends_wrong(policy: Policy) -> None:
+    """With a context that is full by then, as a single answer does: nothing has failed."""
+    ending = SelfCorrection(PROBLEM, TASK.tags, TASK.verdict, "Sure?").result()
+    assert not ending.lost and (ending.rewards["correct_1"], ending.rewards["correct"]) == (0.0, 0.0)
 
 
 def test_words_without_room_end_the_conversation(load_policy: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -429,7 +429,8 @@ def statistics(table: SampleTable) -> dict[str, Statistic]:
         "score_right": _mean_score(score, correct > 0.5),
         "score_wrong": _mean_score(score, correct <= 0.5),
         **error_statistics(table),
-        **({} if np.isnan(first).any() else turn_statistics(first, correct)),
+        # A lost conversation has no first answer, and counts as wrong.
+        **({} if np.isnan(first).all() else turn_statistics(np.nan_to_num(first), correct)),
         **_means({f"conversations.{name}": row_mean(values) for name, values in table.talks.items()}),
         **_means({f"rewards.{n}": row_mean(table.rewards[n]) for n in TOOL_COUNTS if n in table.rewards}),
     }

@@ -343,10 +343,11 @@ def talk_figures(rows: Sequence[Sequence[StoredSample]]) -> dict[str, Floats]:
     failed.
     """
     samples = [sample for row in rows for sample in row]
-    if not any(sample.steps or sample.lost for sample in samples):
+    # A single answer has no steps, nor has a conversation that was over before the policy spoke.
+    single = any(sample.tokens > 0 and not sample.lost for sample in samples)
+    if not any(sample.steps for sample in samples) and (single or not any(s.lost for s in samples)):
         return {}
     own = [[step for step in sample.steps if step.author == "policy"] for sample in samples]
-    # A single answer has no steps; a conversation that was over before the policy spoke has no tokens.
     turns = [len(steps) or int(sample.tokens > 0) for sample, steps in zip(samples, own, strict=True)]
     figures = {
         "turns": turns,

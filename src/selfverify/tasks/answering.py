@@ -6,7 +6,7 @@ The policy answers once (`SingleTurn`), or again after a request to re-examine (
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
@@ -189,6 +189,9 @@ class SelfCorrection(SingleTurn):
 
     def result(self) -> EpisodeResult:
         """Return the verdicts on the answers; one answer without a verdict loses the trajectory."""
+        if not self._answers:
+            nothing = super().result()
+            return replace(nothing, rewards=nothing.rewards | {"correct_1": 0.0, "answer_format_1": 0.0})
         verdicts = [self._judge(turn) for turn in range(len(self._answers))]
         first = verdicts[0]
         tagged, last = self._answers[-1], verdicts[-1]
@@ -202,6 +205,8 @@ class SelfCorrection(SingleTurn):
         }
         lost = [turn for turn, judged in enumerate(verdicts) if judged.unjudged]
         parsed = first if first.unjudged else last
+        if lost:
+            rewards["correct"] = 0.0  # nobody knows whether it was corrected
         return EpisodeResult(rewards, _scores(tagged), parsed, list(verdicts), bool(lost), lost)
 
 
