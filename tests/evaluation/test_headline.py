@@ -167,3 +167,13 @@ def test_mean_scores_of_right_and_wrong_answers() -> None:
     found = summarise(rows)
     assert (found["score_right"], found["score_wrong"]) == pytest.approx((0.5, 0.3))
     assert summarise(samples(scores=False))["score_right"] is None
+
+
+def test_missing_verdicts_are_told_of_both_evaluations() -> None:
+    """What is measured by the state counts without one."""
+    after, before = summarise(samples()), summarise(samples())
+    after["unjudged"], before["unjudged"] = 2, 3
+    told = headline(after, before).notes
+    assert "2 answers have no verdict, and count as wrong" in told
+    assert "before training 3 answers have no verdict, and count as wrong" in told
+    assert headline(after | figures("SR")).notes == ["2 answers have no verdict"]

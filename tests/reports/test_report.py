@@ -353,6 +353,12 @@ def test_the_sentence_says_who_wins_and_when_it_is_chance(run_dir):
     after["text_rule"], before["score"] = {"within_problem_auc": 0.9}, "sampled"
     told = sentence(run).replace("\u00a0", " ")
     assert "written score" in told and "90.0 %" in told and "loses by 15.0" in told
+    assert "no verdict" not in told
+    after["unjudged"], before["unjudged"] = 7, 9
+    assert (
+        f"7 of {after['samples']} answers have no verdict, and count as wrong; before it were 9."
+        in sentence(run)
+    )
 
 
 def test_what_ends_looking_is_told_and_drawn(tmp_path):

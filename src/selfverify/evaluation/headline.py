@@ -124,8 +124,10 @@ def headline(
         rows.append([f"stored: {one.title} [{sources.index(one.source) + 1}]", *figures])
     where = [f"[{n}] stored, not measured in this run: {source}" for n, source in enumerate(sources, start=1)]
     own = [after["score_missing"]] if after.get("score_missing") else []
-    if count := after.get("unjudged"):
-        own.append(f"{count} answers have no verdict, and count as wrong")
+    for when, of in (("", after), ("before training ", before or {})):
+        if count := of.get("unjudged"):
+            by_state = "SR" in (of.get("metrics") or {})  # it needs no verdict
+            own.append(f"{when}{count} answers have no verdict{'' if by_state else ', and count as wrong'}")
     out = after.get("left_out") or {}
     if count := out.get("problems", 0) + out.get("rows", 0):
         own.append(f"{count} problems were left out, as they cannot be used: `left_out` says why")
