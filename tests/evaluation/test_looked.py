@@ -16,6 +16,7 @@ from tests.sampled_threads import drawn, sampled_threads
 
 from selfverify.core.config import EvaluationConfig, SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.evaluation import visual_metrics
 from selfverify.evaluation.visual_metrics import (
     CappedArrays,
     CappedProblem,
@@ -144,6 +145,25 @@ def test_what_nobody_can_judge_is_left_out(load_policy: Callable[..., Policy], t
             as_arrays({0: broken})
     empty = as_arrays({0: with_talk(steps=[]), 1: rows[1]})
     assert empty.lengths.tolist()[0] == 0 and np.isnan(empty.correct[0, 1:]).all()
+
+
+def test_an_own_answer_without_a_verdict_is_no_wish_to_look_on(
+    load_policy: Callable[..., Policy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the model would seem to stop later than it wanted to."""
+    policy, task, talk = load_policy(), far(), visual_metrics._talk
+    teach(policy, task)
+
+    def unjudged(task: Any, problem: Any, trajectory: Any, *more: Any) -> Any:
+        for segment in trajectory.segments:
+            if isinstance(segment.parsed, dict) and segment.parsed.get("own"):
+                segment.parsed["own"]["correct"] = None
+        return talk(task, problem, trajectory, *more)
+
+    monkeypatch.setattr(visual_metrics, "_talk", unjudged)
+    rows = run_to_cap(policy, task, CONFIG.model_copy(update={"problems": 2}), tmp_path / "looked.jsonl")
+    with pytest.raises(DataError, match="conversations failed"):
+        as_arrays(rows)
 
 
 # --- rules, by hand on four conversations -------------------------------------------------------------------

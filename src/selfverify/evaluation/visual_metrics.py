@@ -217,6 +217,8 @@ def _talk(
         else:
             # The conversation's own answer follows the last step; without one there is none to be judged.
             correct = final if number + 1 == len(records) else False
+        if refused is not None and refused["correct"] is None:
+            correct = None  # the model wanted to end here, and nobody knows how
         steps.append(
             CappedStep(
                 record["delta_r"],
