@@ -444,7 +444,7 @@ def test_a_reward_that_is_no_number_reaches_no_advantage(
     """Its trajectories have no verdict, and an event names problem and reward."""
     policy, method = Policy.load(str(tiny_folder)), make_method("grpo")
     learn(policy, Rewarding(reward), method, tightly(1), SHORT, output=tmp_path)
-    assert rows(tmp_path)[0]["trajectories/invalid"] == 2
+    assert rows(tmp_path)[0]["trajectories/invalid"] == rows(tmp_path)[0]["trajectories/lost"] == 2
     failed = [e for e in read_events(tmp_path / "events.jsonl") if e["event"] == "episode_failed"]
     assert {e["problem"] for e in failed} == {"digits-pick/train/0/1"}
     assert all(f"reward 'answer' is {reward}" in e["reason"] for e in failed)

@@ -350,6 +350,8 @@ class SelfImitation(Method):
         return [Credit(ACTION, kept.double(), valid=valid & kept)]
 
     def _kept(self, trajectory: Trajectory) -> bool:
+        if trajectory.finish == Finish.ERROR:
+            return False
         if self.config.keep == "correct":
             return worth_imitating(trajectory.rewards)
         return trajectory.rewards.get("judged_success", 0.0) > 0

@@ -23,7 +23,7 @@ from selfverify.core import ranks
 from selfverify.core.errors import ConfigError, DataError, HungError, SelfVerifyError
 from selfverify.core.events import EVENTS_FILE, EventLog, note
 from selfverify.core.files import differences, make_folder
-from selfverify.core.trajectory import valid_trajectories
+from selfverify.core.trajectory import Finish, valid_trajectories
 from selfverify.methods.base import Training
 from selfverify.policy.decoding import derived_seed, kept_generators
 from selfverify.policy.vllm import VLLMEngine
@@ -332,6 +332,7 @@ class Trainer:
         clock.append(time.perf_counter())
 
         trajectories = [t for group in rollout.groups for t in group.trajectories]
+        lost = sum(t.finish == Finish.ERROR and t.parsed is None for t in trajectories)
         unjudged = sum(isinstance(t.parsed, Verdict) and bool(t.parsed.unjudged) for t in trajectories)
         metrics: Metrics = {
             **(self.method.metrics(rollout.groups) if rollout.groups else {}),
@@ -342,6 +343,7 @@ class Trainer:
             "groups/all_invalid": float(dropped["all_invalid"]),
             "trajectories/invalid": float(sum(int((~v).sum()) for v in valid)),
             "trajectories/unjudged": float(unjudged),
+            "trajectories/lost": float(lost),
             "problems/skipped": float(len(self.source.skipped)),
         }
         timing = {
