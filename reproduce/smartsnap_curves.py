@@ -6,7 +6,6 @@ python -m reproduce.smartsnap curves runs/smartsnap-phone-judges curves.json --f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,6 @@ BIN = 20
 """Steps that a point of a curve is the mean of."""
 DRAWN = {"agent/judged-SR": "wrong", "agent/SR": "right"}
 """The metrics of the figure, and their colours."""
-ACROSS = 5
-"""Variants beside one another in the figure."""
 
 BySeed = Mapping[str, Sequence[float | None]]
 
@@ -70,12 +67,29 @@ def curves(study: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
 
 
 def draw(found: Mapping[str, Mapping[str, BySeed]], path: Path) -> None:
-    """Draw each variant's judged and true success over its steps, a thin line for each seed, as a PNG."""
-    rows = math.ceil(len(found) / ACROSS)
+    """Draw each variant's judged and true success over its steps, a thin line for each seed, as a PNG.
+
+    Variants that begin alike, such as ``one-10`` and ``one-30``, share a row; a single word ends the row before.
+    """
+    kinds: dict[str, list[str]] = {}
+    kind = ""
+    for variant in found:
+        kind = variant.partition("-")[0] if "-" in variant else kind
+        kinds.setdefault(kind, []).append(variant)
+    across = max(map(len, kinds.values()))
     with matplotlib.rc_context(STYLE | {"figure.facecolor": PALETTE["panel"], "savefig.facecolor": "auto"}):
-        figure = Figure(figsize=(2.3 * ACROSS, 2.1 * rows + 0.4), layout="constrained")
-        panels = figure.subplots(rows, ACROSS, sharex=True, sharey=True, squeeze=False).flat
-        for axes, (variant, row) in zip(panels, found.items(), strict=False):
+        figure = Figure(figsize=(2.3 * across, 1.8 * len(kinds) + 0.4), layout="constrained")
+        panels = figure.subplots(len(kinds), across, sharex=True, sharey=True, squeeze=False)
+        placed = [
+            (axes, variant)
+            for row_of, variants in zip(panels, kinds.values(), strict=True)
+            for axes, variant in zip(row_of, variants, strict=False)
+        ]
+        for axes in panels.flat:
+            axes.set_axis_off()
+        for axes, variant in placed:
+            row = found[variant]
+            axes.set_axis_on()
             axes.set_title(variant)
             axes.set_ylim(0, 1)
             axes.yaxis.set_major_formatter(PercentFormatter(1))
@@ -84,9 +98,7 @@ def draw(found: Mapping[str, Mapping[str, BySeed]], path: Path) -> None:
                 steps = BIN * (np.arange(seeds.shape[1]) + 0.5)
                 axes.plot(steps, seeds.T, color=PALETTE[colour], lw=0.8, alpha=0.4)
                 axes.plot(steps, seeds.mean(axis=0), color=PALETTE[colour], label=SHOWN[name])
-        for axes in panels[len(found) :]:
-            axes.set_axis_off()
-        panels[0].legend(fontsize=8, frameon=False)
+        placed[0][0].legend(fontsize=8, frameon=False)
         figure.supxlabel("training steps", fontsize=10)
         figure.savefig(path, dpi=110)
 
