@@ -69,7 +69,7 @@ def curves(study: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
 def draw(found: Mapping[str, Mapping[str, BySeed]], path: Path) -> None:
     """Draw each variant's judged and true success over its steps, a thin line for each seed, as a PNG.
 
-    Variants that begin alike, such as ``one-10`` and ``one-30``, share a row; a single word ends the row before.
+    Variants that begin alike (``one-10``, ``one-30``) share a row, and a single word joins the one above it.
     """
     kinds: dict[str, list[str]] = {}
     kind = ""
