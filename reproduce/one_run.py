@@ -57,5 +57,6 @@ app = script(work)
 
 if __name__ == "__main__":
     # As Ctrl-C does, so that a checkpoint is written.
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the study runs in the background
     end_with_parent(lambda: os.kill(os.getpid(), signal.SIGINT), FORCE_S)
     app()

@@ -225,6 +225,7 @@ WAITING = """
 import os, signal, sys, time
 from pathlib import Path
 from selfverify.core.worker import end_with_parent
+signal.signal(signal.SIGINT, signal.default_int_handler)
 end_with_parent(lambda: os.kill(os.getpid(), signal.SIGINT), 60.0)
 try:
     (Path(sys.argv[1]) / "begun").touch()
