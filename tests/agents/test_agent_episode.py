@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from tests.agents.lamps import (
     words,
 )
 
+from selfverify.agents import session
 from selfverify.agents.episode import AgentConfig
 from selfverify.agents.evidence import EvidenceConfig, Vote
 from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge
@@ -163,21 +165,19 @@ def test_a_refused_call_at_the_limit_leaves_the_truth_known(
     assert ending.rewards["truth"] == truth
 
 
-def test_an_environment_that_is_lost_in_the_middle_is_not_asked_again() -> None:
-    """A server that is gone may take minutes to say so once more."""
-    asked = []
+def test_a_state_that_never_comes_keeps_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read right before the environment is given back."""
 
-    class Lost(Waiting):
+    class Silent(Waiting):
         async def state(self) -> dict[str, Any] | None:
-            asked.append("state")
-            return await super().state()
+            await asyncio.sleep(60)
+            return None
 
-    held = episode(make=lambda: Lost(lose="go"))
-    held.reset()
-    with pytest.raises(EnvironmentLost):
-        held.step(PolicyTurn(KITCHEN, [], Finish.STOP, 0))
-    held.release()
-    assert asked == []
+    monkeypatch.setattr(session, "STATE_S", 0.05)
+    silent = Silent()
+    held, _, ending = hold(KITCHEN, OVEN, make=lambda: silent)
+    assert rewards(ending) == FORMAT_ERROR and "truth" not in ending.rewards
+    assert silent.closed == 1 and held.worked.why == "the context is full"
 
 
 def test_what_has_broken_off_is_no_format_error() -> None:
@@ -366,3 +366,6 @@ def test_a_state_without_facts_says_that_no_goal_can_be_checked(make: type[Lamps
 
     with pytest.raises(DataError, match="leave the goal out"):
         hold(KITCHEN, submit(1), make=Stock)
+    if make is Waiting:  # it tells its state at the end alone, also where the conversation is cut short
+        with pytest.raises(DataError, match="leave the goal out"):
+            hold(KITCHEN, make=Stock)

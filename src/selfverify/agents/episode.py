@@ -75,10 +75,10 @@ class AgentEpisode(Episode):
     `SUBMIT` ends the conversation, proper or not. The judges vote while other conversations go on.
 
     It ends without a verdict, and takes no part in training, where the environment is lost, or the judges do
-    not decide. It ends with a format error where nothing proper was handed in: at the limit of
-    turns, in a turn that was cut off, with a full context, with a message without a call, with improper
-    evidence, or after too many refused calls in a row. (Without a price for running out of tokens a policy
-    may drift into turns that never end.)
+    not decide. It ends with a format error where nothing proper was handed in: at the limit of turns, in a
+    turn that was cut off, with a full context, with a message without a call, with improper evidence, or
+    after too many refused calls in a row. (Without a price for running out of tokens a policy may drift into
+    turns that never end.)
 
     Args:
         problem: The agent's task; its tools are those of the environment and `SUBMIT`.
@@ -218,9 +218,12 @@ class AgentEpisode(Episode):
 
     def cut_short(self) -> None:
         """End without a proper submission, and read the ground truth."""
-        at_limit = self.worked.turn + 1 >= self.turns
+        worked = self.worked
+        at_limit = worked.turn + 1 >= self.turns
+        worked.outcome = Outcome.IMPROPER
+        worked.why = "nothing was handed in" if at_limit else "the context is full"
         try:
-            self._end(Outcome.IMPROPER, "nothing was handed in" if at_limit else "the context is full")
+            self._look(last=True)
         except Exception as error:
             self._fault = error
 
