@@ -187,12 +187,12 @@ class ModelJudge(Judge):
             async with asyncio.timeout_at(until):
                 reply = await client.chat(seeded, usage.lost, until)
         [written, *_] = read_choices(reply, usage, judge=True)
-        if written.ending == "broken_off":
-            raise ServerError(f"the server broke its answer off: {written.finish}", retry=True)
         seconds = time.monotonic() - began
         self._counts["seconds"] += seconds
         self._counts["tokens_read"] += usage.prompt_tokens
         self._counts["tokens_written"] += usage.verification_tokens
+        if written.ending == "broken_off":
+            raise ServerError(f"the server broke its answer off: {written.finish}", retry=True)
         return {
             # Some servers take all that a model writes for its thoughts.
             "text": written.text if written.text.strip() else written.thoughts,
