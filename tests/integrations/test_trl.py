@@ -86,6 +86,18 @@ def test_an_episode(factory: TrlEnvironments) -> None:
     assert environment.get_reward() == 0.0  # nothing was paid in this one
 
 
+def test_what_environments_never_pay_is_no_reward(factory: TrlEnvironments) -> None:
+    """Functions of one's own may be all that rewards there; where others are paid, nothing is 0."""
+    first: Any = factory()
+    second: Any = factory()
+    for one in (first, second):
+        one.reset(task={"goal": 5})
+    assert first.get_reward() is None
+    first.reset(task={"goal": 5})
+    first.add(number=1)
+    assert (first.get_reward(), second.get_reward()) == (1.0, 0.0)
+
+
 @pytest.mark.parametrize("how", ["raise", "lose"])
 def test_a_lost_environment_has_no_reward(factory: TrlEnvironments, how: str) -> None:
     environment: Any = factory()

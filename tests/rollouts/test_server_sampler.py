@@ -21,6 +21,7 @@ from selfverify.core.trajectory import Finish, Trajectory
 from selfverify.rollouts.rollout import Rollout, rollout
 from selfverify.rollouts.script_sampler import TextSampler
 from selfverify.rollouts.server_sampler import ServerSampler
+from selfverify.rollouts.wrappers import RecordingEpisode
 from serving_servers import Body, FakeUpstream, Loop
 
 FIELDS = {"model": "m", "temperature": 1.0, "max_tokens": 8}
@@ -237,3 +238,45 @@ def test_a_probe_that_a_server_breaks_off_is_left_out(servers: Loop) -> None:
     [trajectory] = ask(servers, fake, lambda *_: episode).groups[0].trajectories
     assert episode.aside == [] and words(trajectory)[1:] == ["wrong?", "3:wrong?"]
     assert trajectory.rewards == {"answer": 2.0}
+
+
+class Short(Told):
+    """Notes that it is cut short, and that it is given back."""
+
+    def __init__(self, *shown: Observation) -> None:
+        super().__init__(*shown)
+        self.ends = list[str]()
+
+    def cut_short(self) -> None:
+        self.ends.append("cut short")
+
+    def release(self) -> None:
+        self.ends.append("released")
+
+
+@pytest.mark.parametrize(
+    ("turns", "reason", "shown", "expected"),
+    [
+        (1, "stop", [Observation("go")], ["cut short", "released"]),  # the limit of turns
+        (2, "length", [Observation("go")], ["cut short", "released"]),
+        (2, "stop", [Observation(done=True)], ["released"]),  # its own end
+        (2, "abort", [Observation("go")], ["released"]),  # lost
+        (2, "stop", [], ["released"]),  # it fails
+    ],
+)
+def test_an_episode_is_told_where_it_is_cut_short(
+    servers: Loop, turns: int, reason: str, shown: list[Observation], expected: list[str]
+) -> None:
+    fake, episode = FakeUpstream(write=echo, finish=reason), Short(*shown)
+    made = ask(servers, fake, lambda *_: RecordingEpisode(episode, []), limits=RolloutLimits(turns=turns))
+    assert episode.ends == expected
+    assert made.groups[0].trajectories[0].lost == (reason == "abort" or not shown)
+
+
+def test_an_outage_cuts_no_episode_short(servers: Loop) -> None:
+    """Nobody asks for its result, and what it would read may take long."""
+    episode = Short(Observation("go"), Observation(done=True))
+    fake = FakeUpstream(write=echo, fault=lambda body: 500 if len(body["messages"]) > 2 else None)
+    with pytest.raises(ServerError):
+        ask(servers, fake, lambda *_: episode)
+    assert len(episode.heard) == 1 and episode.ends == ["released"]
