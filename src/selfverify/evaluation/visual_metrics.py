@@ -218,7 +218,7 @@ def _talk(
             # The conversation's own answer follows the last step; without one there is none to be judged.
             correct = final if number + 1 == len(records) else False
         if refused is not None and refused["correct"] is None:
-            correct = None  # the model wanted to end here, and nobody knows how
+            correct = None  # the model wanted to end here, and its answer has no verdict
         steps.append(
             CappedStep(
                 record["delta_r"],

@@ -206,7 +206,7 @@ class SelfCorrection(SingleTurn):
         lost = [turn for turn, judged in enumerate(verdicts) if judged.unjudged]
         parsed = first if first.unjudged else last
         if lost:
-            rewards["correct"] = 0.0  # nobody knows whether it was corrected
+            rewards["correct"] = 0.0  # one answer has no verdict
         return EpisodeResult(rewards, _scores(tagged), parsed, list(verdicts), bool(lost), lost)
 
 
