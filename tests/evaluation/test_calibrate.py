@@ -107,6 +107,28 @@ def test_the_chosen_answers_are_calibrated_and_the_risk_is_kept() -> None:
     assert 0 < fitted.coverage < 1 and 0 < fitted.risk <= 0.33
 
 
+def test_what_nobody_could_judge_takes_no_part_in_a_fit() -> None:
+    """A judge that fails on sure answers teaches no fit that sure answers are wrong."""
+    rows = drawn(1)
+    lost = [
+        sample(s.problem, 4 + k, False, 1.0, key="lost", logprob=-0.001, finish="error")
+        for s in rows[::4]
+        for k in range(2)
+    ]
+    assert fusion_of_samples([*rows, *lost]) == fusion_of_samples(rows)
+    # In every third problem the surest answer, which is chosen, has no verdict.
+    holes = [*rows]
+    for n in range(0, len(rows), 12):
+        holes[n] = sample(rows[n].problem, 0, False, 1.0, key="lost", logprob=-0.001, finish="error")
+    judged = [s for n, s in enumerate(rows) if n // 4 % 3]
+    assert np.isnan(chosen_confidence(holes, "soft", "best")[1]).sum() == len(rows) // 12
+    found = calibrate(holes, "soft", "best", target_risk=0.3, held_out=holes)
+    wanted = calibrate(judged, "soft", "best", target_risk=0.3, held_out=judged)
+    assert (found.calibration, found.after) == (wanted.calibration, wanted.after)
+    assert (found.coverage, found.risk) == (wanted.coverage, wanted.risk)
+    assert calibrate(holes, "fused", "best").after["ece"] is not None
+
+
 # --- the command --------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.trajectory import Finish
 from selfverify.evaluation.metrics import SampleTable, by_problem, reliability
 from selfverify.evaluation.samples import StoredSample
 from selfverify.evaluation.statistics import within_problem_auc
@@ -28,6 +29,7 @@ WEIGHTS = (0.0, 0.0625, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.
 def fit_fusion(score: ArrayLike, logprob: ArrayLike, correct: ArrayLike) -> Fusion:
     """Fit a fusion on held-out answers, all ``[P, G]``: G answers to each of P problems.
 
+    An answer whose ``correct`` is NaN takes no part, nor does one without a score or a log-probability.
     The weight is the one of `WEIGHTS` with the highest within-problem AUC, which is what choosing can use; of
     equal ones the smallest, so that a log-probability that adds nothing counts nothing. The calibrated form
     is then a logistic regression of all answers on the fused score.
@@ -38,7 +40,7 @@ def fit_fusion(score: ArrayLike, logprob: ArrayLike, correct: ArrayLike) -> Fusi
     """
     values, nats = np.asarray(score, np.float64), np.asarray(logprob, np.float64)
     labels = np.asarray(correct, np.float64)
-    known = ~np.isnan(values) & ~np.isnan(nats)
+    known = ~np.isnan(values + nats + labels)
     # Rounded, since equal sums of different parts differ in their last bits.
     sums = [np.where(known, np.round(values + weight * nats, 12), np.nan) for weight in WEIGHTS]
     aucs = [within_problem_auc(fused, labels) for fused in sums]
@@ -62,9 +64,17 @@ def fit_fusion(score: ArrayLike, logprob: ArrayLike, correct: ArrayLike) -> Fusi
 
 
 def fusion_of_samples(samples: Sequence[StoredSample]) -> Fusion:
-    """Fit a fusion of soft scores on stored samples. See `fit_fusion`."""
+    """Fit a fusion of soft scores on stored samples, of those that have a verdict. See `fit_fusion`."""
     table = SampleTable(samples)
-    return fit_fusion(table.scores["soft"], table.scores["logprob"], table.correct)
+    verdicts = np.reshape(
+        [_verdict(s) for row in by_problem(samples).values() for s in row], table.correct.shape
+    )
+    return fit_fusion(table.scores["soft"], table.scores["logprob"], verdicts)
+
+
+def _verdict(sample: StoredSample) -> float:
+    """1 or 0, and NaN where nobody could judge: a fit would learn that such answers are wrong."""
+    return np.nan if sample.finish == Finish.ERROR else float(sample.correct)
 
 
 def with_fused(samples: Sequence[StoredSample], fusion: Fusion | None) -> Sequence[StoredSample]:
@@ -96,7 +106,7 @@ class Fitted:
 
 
 def chosen_confidence(samples: Sequence[StoredSample], verifier: str, strategy: str) -> tuple[Floats, Floats]:
-    """Return the confidence of each problem's chosen answer, NaN where unknown, and whether it is right.
+    """Return the confidence of each problem's chosen answer and whether it is right, NaN where unknown.
 
     Both are ``[P]``.
 
@@ -116,7 +126,7 @@ def chosen_confidence(samples: Sequence[StoredSample], verifier: str, strategy: 
             [Candidate(s.answer, s.key, s.scores.get(verifier), s.logprob) for s in group], strategy
         )
         confidence.append(np.nan if choice.confidence is None else choice.confidence)
-        correct.append(float(group[choice.index].correct))
+        correct.append(_verdict(group[choice.index]))
     return np.array(confidence), np.array(correct)
 
 
@@ -129,7 +139,7 @@ def calibrate(
     held_out: Sequence[StoredSample] | None = None,
     describe: dict[str, Any] | None = None,
 ) -> Fitted:
-    """Fit a calibration of what a strategy chooses.
+    """Fit a calibration of what a strategy chooses, to those choices that have a verdict.
 
     Args:
         samples: The samples to fit on: as many per problem as will be sampled in use.
@@ -150,12 +160,13 @@ def calibrate(
         "verifier": verifier,
         "strategy": strategy,
         "options": asdict(DEFAULTS),
-        "problems": len(correct),
+        "problems": int((~np.isnan(correct)).sum()),
         "samples_per_problem": round(len(samples) / len(correct)),
         **(describe or {}),
     }
 
     def fit(confidence: Floats, correct: Floats) -> Calibration:
+        confidence, correct = _with_verdict(confidence, correct)
         found = fit_calibration(confidence, correct, kind)
         if target_risk is None:
             return found
@@ -177,10 +188,16 @@ def calibrate(
             confidence, correct = chosen_confidence(halves, verifier, strategy)
         judged = fit(confidence[::2], correct[::2])
         values, labels = confidence[1::2], correct[1::2]
+    values, labels = _with_verdict(values, labels)
     probability = judged(values)
     coverage = risk = None
     if judged.threshold is not None:
         given = probability >= judged.threshold
-        coverage = float(given.mean())
+        coverage = float(given.mean()) if len(given) else None
         risk = float(1 - labels[given].mean()) if given.any() else None
     return Fitted(whole, reliability(values, labels), reliability(probability, labels), coverage, risk)
+
+
+def _with_verdict(confidence: Floats, correct: Floats) -> tuple[Floats, Floats]:
+    known = ~np.isnan(correct)
+    return confidence[known], correct[known]
