@@ -73,7 +73,10 @@ def fusion_of_samples(samples: Sequence[StoredSample]) -> Fusion:
 
 
 def _verdict(sample: StoredSample) -> float:
-    """1 or 0, and NaN where nobody could judge: a fit would learn that such answers are wrong."""
+    """Return 1 for a right answer, 0 for a wrong one, NaN for one without a verdict.
+
+    A fit that took the last for wrong would learn the judge's failures.
+    """
     return np.nan if sample.finish == Finish.ERROR else float(sample.correct)
 
 
